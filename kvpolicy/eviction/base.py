@@ -1,0 +1,124 @@
+"""The contract of the eviction layer: what an adapter hands in, what an algorithm promises, what the index answers.
+
+Nothing here imports an engine. A *handle* is the engine's own object for one unit that can be evicted alone (SGLang: a
+tree node; vLLM: a block; replay: a page). The index never copies handles and never frees anything: it only proposes
+victims, and the engine re-validates each one.
+
+A handle carries, as plain attributes:
+
+``kvp``
+    The unit's :class:`UnitMeta`, or ``None`` where the policy needs none (a bare built-in order).
+``last_access_time``, ``creation_time``, ``hit_count``, ``priority``
+    The engine's own bookkeeping, under SGLang's names. The built-in orders (lru, lfu, fifo, filo, mru, slru, priority,
+    tlru) read these, so that they give the engine's victims exactly; engines without such fields keep them on their
+    handle under the same names.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+__all__ = ["ENGINE_FIELDS", "Handle", "KeyChange", "Order", "PolicyClock", "RequestInfo", "UnitMeta"]
+
+#: What a built-in order may read from a handle itself.
+ENGINE_FIELDS = ("last_access_time", "creation_time", "hit_count", "priority")
+
+
+class KeyChange(enum.Enum):
+    """How a unit's key moves while the unit stays evictable; it decides what must be observed."""
+
+    STATIC = "static"  # never: a heap entry stays exact
+    GROWS = "grows"  # only upwards (later eviction): a lazy heap re-reads at pop; no touch hook is needed
+    SHRINKS = "shrinks"  # may fall at a touch: `touch` must be called, which re-offers the unit
+    DYNAMIC = "dynamic"  # changes with the clock alone: evaluated on a sample at eviction
+
+
+@dataclass(slots=True)
+class PolicyClock:
+    """Policy time: equal on every rank, moved only by arriving requests, never back."""
+
+    request_seq: int = 0  # requests seen so far
+    now_ms: int = 0  # running maximum of the arrival stamps, integer milliseconds
+
+    def arrive(self, arrival_ms: int | None = None) -> None:
+        """Count one arriving request and, where it carries a stamp, move the time forward to it."""
+        self.request_seq += 1
+        if arrival_ms is not None and arrival_ms > self.now_ms:
+            self.now_ms = arrival_ms
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """What a policy may know of a request. ``None`` means absent."""
+
+    cache_salt: str | None = None
+    priority: int | None = None
+    session_id: str | None = None
+    lora: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class UnitMeta:
+    """What kvpolicy itself records of one resident unit. A split copies all of it to both halves (sizes apart)."""
+
+    size_tokens: int  # tokens of this unit alone
+    depth_tokens: int  # tokens from the root to this unit's end
+    birth_seq: int  # clock.request_seq at insertion
+    birth_ms: int
+    touch_seq: int  # clock.request_seq at the last touch
+    touch_ms: int
+    order: int  # creation order within the index: the last tie-break
+    hits: int = 0  # requests after the creating one whose match reached the unit's end
+    reuse_gap_s: float = 0.0  # exponentially smoothed gap between touches; 0 before the first reuse
+    is_output: bool = False
+    cache_salt: str | None = None
+    priority: int | None = None  # clamped maximum over the unit's requests
+    session_id: str | None = None
+    lora: str | None = None
+    parent: Any = None  # the parent's handle, None under the root
+    # -- protection, kept by the rules --
+    rule: int = -1  # index of the retain rule that protects the unit now, -1: unprotected
+    expiry_ms: int | None = None  # policy time at which the protection ends; None: never
+    state: Any = field(default=None, repr=False)  # an algorithm's own per-unit state
+
+
+class Handle(Protocol):
+    """See the module text."""
+
+    kvp: UnitMeta | None
+
+
+H = TypeVar("H")
+
+
+class Order(Protocol, Generic[H]):
+    """An ordered set of evictable handles: one algorithm over one partition (a tenant's units at one protection level).
+
+    ``add``, ``discard`` and ``touch`` are idempotent and cost O(log n) amortised at most. ``peek`` settles lazily kept
+    state and returns the handle that goes first with its sort key, without removing it.
+    """
+
+    change: KeyChange
+
+    def add(self, handle: H) -> None:
+        """The handle became evictable."""
+
+    def discard(self, handle: H) -> None:
+        """The handle is evictable no more (locked, given a child, or gone); unknown handles are ignored."""
+
+    def touch(self, handle: H) -> None:
+        """The handle's key may have changed in place."""
+
+    def peek(self) -> tuple[Any, H] | None:
+        """``(key, handle)`` of the next victim, or ``None`` when empty."""
+
+    def pop(self) -> H | None:
+        """Remove and return the next victim, or ``None`` when empty."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, handle: object) -> bool: ...
+
+    def clear(self) -> None: ...
