@@ -1,0 +1,153 @@
+"""Between the engine and the eviction index: no policy fault passes, and no evictable leaf is lost.
+
+The engine calls these methods from inside its scheduler. Policy code (a score, a rule, an algorithm) may raise in any of
+them; the guard counts the fault, leaves the engine's own bookkeeping as it was, and lets the caller serve that one call in
+the engine's order. A fault depends on the same inputs on every tensor-parallel rank, so all ranks fall back alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .active import ActivePolicy
+
+__all__ = ["EvictionGuard", "LeafFeed"]
+
+
+class EvictionGuard:
+    """One cache's eviction index behind a fault barrier. Methods mirror the index and never raise."""
+
+    def __init__(self, active: ActivePolicy, index: Any, *, needs_metadata: bool) -> None:
+        self.active = active
+        self.index = index
+        #: With metadata, a leaf is offered to the index only once it carries `kvp`.
+        self.needs_metadata = needs_metadata
+        #: Evictable leaves the index refused, oldest first; they are offered again at the next walk.
+        self._refused: dict[Any, None] = {}
+        self._in_walk = False
+
+    # -- membership --
+
+    def add(self, node: Any) -> None:
+        if self.needs_metadata and getattr(node, "kvp", None) is None:
+            self._refused[node] = None  # stamped right after it is linked in; see cache_metadata
+            return
+        try:
+            self.index.add(node)
+        except Exception:
+            self._refused[node] = None
+            self.fault("add", "the policy failed on a leaf that became evictable")
+
+    def discard(self, node: Any) -> None:
+        if self._refused:
+            self._refused.pop(node, None)
+        try:
+            self.index.discard(node)
+        except Exception:
+            self.fault("discard", "the policy failed on a leaf that is evictable no more")
+
+    def reset(self) -> None:
+        self._refused.clear()
+        self._in_walk = False
+        try:
+            self.index.reset(self.active.pool_tokens)
+        except Exception:
+            self.fault("reset", "the policy failed to start afresh after a cache flush")
+
+    def stamped(self, node: Any, leaves: LeafFeed) -> None:
+        """`node` carries its metadata now: offer it if it is evictable."""
+        self._refused.pop(node, None)
+        if node in leaves:
+            self.add(node)
+
+    # -- one eviction walk --
+
+    def begin(self) -> bool:
+        """Open a walk; False: serve this call in the engine's order."""
+        if self._refused:
+            for node in list(self._refused):
+                del self._refused[node]
+                self.add(node)
+        try:
+            self.index.begin()
+        except Exception:
+            self.fault("evict", "the policy failed to start an eviction")
+            return False
+        self._in_walk = True
+        return True
+
+    def pop(self, is_victim: Callable[[Any], bool]) -> tuple[Any, bool]:
+        """`(next victim or None, fault)`. Whatever the policy proposes is re-validated by `is_victim` first."""
+        try:
+            while True:
+                node = self.index.pop()
+                if node is None or is_victim(node):
+                    return node, False
+                self.index.discard(node)  # stale: not a leaf, locked, or gone
+        except Exception:
+            self.fault("evict", "the policy failed to name a victim")
+            return None, True
+
+    def end(self) -> None:
+        if not self._in_walk:
+            return
+        self._in_walk = False
+        try:
+            self.index.end()
+        except Exception:
+            self.fault("evict", "the policy failed to finish an eviction")
+
+    # -- faults and figures --
+
+    def fault(self, reason: str, message: str) -> None:
+        self.active.note_fallback(reason, f"{message}; the engine's order serves instead")
+
+    def lost(self) -> None:
+        """The index ran dry while evictable leaves remain: the engine's order finishes the call."""
+        self.active.note_fallback("lost", "the index ran dry before the demand was met; the engine's order finishes the call")
+
+    def timed(self, evict: Callable[..., Any]) -> Callable[..., Any]:
+        """`evict` with its duration reported (never acted upon)."""
+
+        def timed_evict(*args: Any, **kwargs: Any) -> Any:
+            start_s = time.perf_counter()
+            try:
+                return evict(*args, **kwargs)
+            finally:
+                self.active.observe_evict(time.perf_counter() - start_s)
+
+        return timed_evict
+
+
+class LeafFeed(set[Any]):
+    """The engine's own set of evictable leaves, telling the index of every change.
+
+    It stays a true `set` with the engine's content, so that the engine's sanity checks and its own eviction order keep working.
+    """
+
+    def __init__(self, guard: EvictionGuard, leaves: Iterable[Any] = ()) -> None:
+        super().__init__()
+        self._guard = guard
+        for node in leaves:
+            self.add(node)
+
+    def add(self, node: Any) -> None:
+        if node not in self:
+            super().add(node)
+            self._guard.add(node)
+
+    def discard(self, node: Any) -> None:
+        if node in self:
+            super().discard(node)
+            self._guard.discard(node)
+
+    def remove(self, node: Any) -> None:
+        super().remove(node)
+        self._guard.discard(node)
+
+    def clear(self) -> None:
+        super().clear()
+        self._guard.reset()

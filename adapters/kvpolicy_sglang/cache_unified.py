@@ -1,0 +1,100 @@
+"""Our eviction order in SGLang's UnifiedRadixCache with the Python tree core (0.5.20 and later).
+
+The cache keeps every method. Two of its documented construction seams are used: `component_registry_override` names the
+FULL component (whose three eviction-walk hooks go to the index), and the tree core's set of evictable leaves is a
+:class:`~kvpolicy_sglang.cache_guard.LeafFeed`. Stock rebuilds a heap over every leaf in each call; the index does not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from .cache_guard import EvictionGuard, LeafFeed
+
+__all__ = ["attach", "component_class", "prepare"]
+
+
+def prepare(params: Any, guard: EvictionGuard) -> bool:
+    """Ask the coming cache for our FULL component; False where this SGLang has no such cache as its default.
+
+    On 0.5.23 the override alone makes the engine choose its Python tree core, which is the one that shows its nodes.
+    """
+    try:
+        from sglang.srt.mem_cache.unified_cache.components import ComponentType
+        from sglang.srt.mem_cache.unified_cache.components.full import FullComponent  # noqa: F401
+    except ImportError:
+        return False
+    override = {ComponentType.FULL: component_class(guard)}
+    params.component_registry_override = {**(params.component_registry_override or {}), **override}
+    return True
+
+
+def component_class(guard: EvictionGuard) -> type:
+    """The stock FULL component with its device-eviction walk taken from the index."""
+    from sglang.srt.mem_cache.unified_cache.components import ComponentType
+    from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
+
+    full = ComponentType.FULL
+    # The hooks' own parameters differ by version (0.5.23 adds `cache_actions`): pass on whatever stock takes.
+    for hook in ("_evict_device_start", "_evict_device_next_node", "_evict_device_end"):
+        if hook not in vars(FullComponent):
+            raise RuntimeError(f"FullComponent has no {hook}: this SGLang version is not supported by kvpolicy")
+    if "tracker" not in inspect.signature(FullComponent._evict_device_next_node).parameters:
+        raise RuntimeError("FullComponent._evict_device_next_node takes no tracker: unsupported SGLang version")
+
+    class PolicyFullComponent(FullComponent):  # type: ignore[misc]
+        """FULL component whose victims come from the policy's index."""
+
+        def _evict_device_start(self, request_cnt: int) -> None:
+            self._kvp_request_tokens = request_cnt
+            self._kvp_indexed = guard.begin()
+            if not self._kvp_indexed:
+                super()._evict_device_start(request_cnt)
+
+        def _evict_device_next_node(self, tracker: dict[Any, int], *args: Any, **kwargs: Any) -> Any:
+            if not self._kvp_indexed:
+                return super()._evict_device_next_node(tracker, *args, **kwargs)
+            if tracker[full] >= self._kvp_request_tokens:
+                return None
+            core = self.tree_core
+            node, fault = guard.pop(lambda n: n in core.evictable_device_leaves and core._is_device_leaf(n))
+            if node is not None:
+                return node.id
+            if not fault:
+                if not core.evictable_device_leaves:
+                    return None
+                guard.lost()
+            # Finish this call in the engine's order.
+            self._kvp_indexed = False
+            guard.end()
+            super()._evict_device_start(self._kvp_request_tokens)
+            return super()._evict_device_next_node(tracker, *args, **kwargs)
+
+        def _evict_device_end(self) -> None:
+            if self._kvp_indexed:
+                guard.end()
+            else:
+                super()._evict_device_end()
+
+    PolicyFullComponent.__name__ = FullComponent.__name__
+    return PolicyFullComponent
+
+
+def attach(cache: Any, guard: EvictionGuard) -> None:
+    """Feed the index from `cache`, a UnifiedRadixCache built with :func:`component_class`."""
+    core = cache.tree_core
+
+    def feed() -> None:
+        core.evictable_device_leaves = LeafFeed(guard, core.evictable_device_leaves)
+
+    stock_reset = core.reset
+
+    def reset() -> None:
+        stock_reset()  # leaves a plain set behind
+        guard.reset()
+        feed()
+
+    core.reset = reset
+    feed()
+    cache._evict = guard.timed(cache._evict)
