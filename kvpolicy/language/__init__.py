@@ -1,0 +1,51 @@
+"""The policy language: YAML -> a typed, located, checked document. Imports no engine and no torch."""
+
+from kvpolicy.language.diagnostics import Diagnostic, PolicyError, Severity, has_errors
+from kvpolicy.language.loader import ENGINES, LoadResult, digest_of, load_policy, load_text, policy_from_flat
+from kvpolicy.language.models import (
+    Allocator,
+    Backend,
+    Cache,
+    Cascade,
+    Choice,
+    Eviction,
+    Hints,
+    KvDtype,
+    Metadata,
+    PageSize,
+    Policy,
+    Retain,
+    Rule,
+    Tenant,
+    Tenants,
+    Watermark,
+)
+
+__all__ = [
+    "ENGINES",
+    "Allocator",
+    "Backend",
+    "Cache",
+    "Cascade",
+    "Choice",
+    "Diagnostic",
+    "Eviction",
+    "Hints",
+    "KvDtype",
+    "LoadResult",
+    "Metadata",
+    "PageSize",
+    "Policy",
+    "PolicyError",
+    "Retain",
+    "Rule",
+    "Severity",
+    "Tenant",
+    "Tenants",
+    "Watermark",
+    "digest_of",
+    "has_errors",
+    "load_policy",
+    "load_text",
+    "policy_from_flat",
+]

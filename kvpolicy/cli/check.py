@@ -1,0 +1,62 @@
+"""Check policies: every error of every file at once. Exit 0: no error, 1: an error in a policy, 2: bad usage or no such file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from kvpolicy.cli.render import FORMATS, render
+from kvpolicy.language import Diagnostic, LoadResult, load_policy, load_text
+from kvpolicy.language.source import MAX_BYTES, Source
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "policies", nargs="+", metavar="POLICY", help="a file, the name of a shipped policy, or - for stdin"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help="how to print findings (default: text)")
+    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    facts = parser.add_argument_group("what a deployment will make of it")
+    facts.add_argument(
+        "--engine", metavar="ENGINE[==VERSION]", help="sglang==0.5.23: page size, dtype and backend it will use"
+    )
+    facts.add_argument("--model", metavar="DIR|config.json", help="the model's folder or its config.json")
+    facts.add_argument("--gpu", help="the GPU, like h200")
+    facts.add_argument("--memory", help="memory for the KV cache, like 60GiB")
+
+
+def run(args: argparse.Namespace) -> int:
+    engine = None
+    if args.engine is not None:
+        engine = args.engine.split("=")[0].strip().lower()
+        if engine not in ("sglang", "vllm"):
+            print(f"kvpolicy check: unknown engine '{args.engine}' (known: sglang, vllm)", file=sys.stderr)
+            return EXIT_USAGE
+    found: list[Diagnostic] = []
+    sources: dict[str, Source] = {}
+    unopenable = False
+    for argument in args.policies:
+        result = _load(argument, engine)
+        unopenable |= result.unopenable
+        sources.update(result.sources)
+        found += result.diagnostics
+    if args.strict:
+        found = [_strict(d) for d in found]
+    failed = any(d.severity == "error" for d in found)
+    sys.stdout.write(render(found, args.format, sources, checked=len(args.policies)))
+    return EXIT_USAGE if unopenable else EXIT_ERROR if failed else EXIT_OK
+
+
+def _load(argument: str, engine: str | None) -> LoadResult:
+    if argument == "-":
+        return load_text(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", engine)
+    return load_policy(argument, engine)
+
+
+def _strict(d: Diagnostic) -> Diagnostic:
+    if d.severity != "warning":
+        return d
+    return Diagnostic(d.file, d.line, d.col, d.code, "error", d.message, d.help, d.data)
