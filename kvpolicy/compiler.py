@@ -93,3 +93,48 @@ class CompiledPolicy:
     def core(self) -> str:
         """Which tree core the policy wants: ``auto``, ``engine`` or ``kvpolicy``."""
         return self.eviction.core
+
+
+def compile_policy(source: Policy | LoadResult, engine: str) -> CompiledPolicy:
+    """Turn a checked policy (already resolved for ``engine``) into the plans an adapter installs.
+
+    A :class:`LoadResult` brings its digest along; a bare :class:`Policy`, rebuilt in a child process from what the
+    launcher carried, is compiled without one. Raises ``ValueError`` for a result that has errors.
+    """
+    if isinstance(source, LoadResult):
+        policy, digest, flat = source.policy, source.digest, source.flat
+        if policy is None:
+            raise ValueError("a policy with errors cannot be compiled; see its diagnostics")
+    else:
+        policy, digest, flat = source, "", {}
+    cache, backend, allocator = policy.cache, policy.backend, policy.allocator
+    dtype = cache.kv_dtype if cache else None
+    watermark = allocator.watermark if allocator else None
+    return CompiledPolicy(
+        name=policy.metadata.name,
+        digest=digest,
+        engine=engine,
+        on_conflict=cache.on_conflict if cache else "error",
+        cache=CachePlan(
+            page_size=_preference(cache.page_size if cache else None),
+            kv_dtype=_preference(dtype),
+            layer_dtypes=dtype.layers if dtype else (),
+        ),
+        backend=BackendPlan(
+            attention=_preference(backend.attention if backend else None),
+            page_native=backend.page_native if backend else None,
+            cascade=backend.cascade if backend else None,
+        ),
+        allocator=AllocatorPlan(
+            order=allocator.order if allocator else None,
+            low=watermark.low if watermark else None,
+            high=watermark.high if watermark else None,
+            guard=allocator.guard if allocator else None,
+        ),
+        eviction=compile_eviction(policy.eviction, hints=policy.hints),
+        flat=flat,
+    )
+
+
+def _preference(choice: Any) -> Preference[Any]:
+    return Preference(choice.prefer, tuple(choice.accept)) if choice is not None else Preference()
