@@ -26,7 +26,7 @@ Role = Literal["launcher", "scheduler"]
 class Setting:
     """One engine setting a policy asks for, and what the engine really uses."""
 
-    name: str  # the policy's path, e.g. "cache.page_size"
+    path: str  # in the policy, e.g. "cache.page_size"
     flag: str  # the engine's flag, e.g. "--page-size"
     requested: Any  # in the policy's words; None: not set in the policy
     effective: Any = None  # in the policy's words too; None: not known yet
@@ -57,9 +57,10 @@ class ActivePolicy:
     name: str = ""
     source: str = ""  # the file or built-in name as the user gave it
     compiled: Any = None  # kvpolicy.compiler.CompiledPolicy
+    origins: dict[str, str] = field(default_factory=dict)  # file:line of values, by policy path
 
     # -- what took effect --
-    settings: dict[str, Setting] = field(default_factory=dict)  # by policy path
+    settings: dict[str, Setting] = field(default_factory=dict)  # by the engine's field
     conflicts: list[Conflict] = field(default_factory=list)
 
     # -- filled by the cache side, in the scheduler --
@@ -75,6 +76,10 @@ class ActivePolicy:
     evict_seconds: float = 0.0
     #: Called as `(active, seconds)` after each eviction call; set by the metrics side when metrics are on.
     on_evict: Callable[[ActivePolicy, float], None] | None = None
+
+    def origin(self, path: str) -> str:
+        """file:line of one value of the policy, or of the policy as a whole."""
+        return self.origins.get(path, self.source)
 
     def observe_evict(self, seconds: float) -> None:
         """Count one eviction call of the engine. Never raises."""

@@ -1,0 +1,54 @@
+"""`kvpolicy_sglang.Engine(policy=..., **kwargs)`: sglang's own Engine, started with a policy and verified."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import carry, flags
+
+__all__ = ["Engine", "StartError"]
+
+
+class StartError(RuntimeError):
+    """The engine was not started: the policy is wrong, cannot be honoured, or did not reach every scheduler."""
+
+
+def Engine(policy: str | os.PathLike[str], **kwargs: Any) -> Any:
+    """Start `sglang.Engine(**kwargs)` with a policy (a file or a shipped name) and return that very object.
+
+    Keyword arguments count as explicit: one that differs from the policy is a conflict, as a flag would be. Every
+    scheduler process has proved that it runs the policy when this returns. The environment is as before afterwards.
+
+    Raises:
+        StartError: with the same words a server would exit with. No process is left behind.
+    """
+    import sglang
+    from sglang.srt.plugins import load_plugins
+
+    from . import launcher, probe, resolution
+
+    if flags.disabled(os.environ):
+        launcher.say(f"kvpolicy: {flags.DISABLE_ENV} is set: policy {policy} is ignored, the engine runs stock")
+        return sglang.Engine(**kwargs)
+    try:
+        probe.require_supported_engine()
+        pending = launcher.PENDING
+        pending.active = launcher.load_active(os.fspath(policy))
+        pending.explicit = {name: f"{name}={kwargs[name]!r}" for name in resolution.FIELDS if name in kwargs}
+        launcher.register()
+        load_plugins()
+        pending.hooks.apply_now()
+        return sglang.Engine(**kwargs)
+    except SystemExit as error:
+        _kill_children()
+        raise StartError(str(error)) from error
+    finally:
+        launcher.PENDING.active = launcher.PENDING.explicit = None
+        carry.withdraw()
+
+
+def _kill_children() -> None:
+    from sglang.srt.utils import kill_process_tree
+
+    kill_process_tree(os.getpid(), include_parent=False)

@@ -1,0 +1,272 @@
+"""The launcher's side: accept the flag, load and carry the policy, resolve, and verify the schedulers.
+
+It runs in the process that parses arguments (`python -m sglang.launch_server`, `sglang serve`) or constructs the Engine.
+Policy errors end the start before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import carry, flags, handshake, probe, resolution
+from .active import ActivePolicy, set_current
+from .hooks import HookSet
+
+__all__ = ["PENDING", "Pending", "load_active", "register"]
+
+logger = logging.getLogger("kvpolicy")
+
+_SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+_START_SCHEDULERS = "sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes"
+#: ServerArgs modes whose workers load no plugin or have no KV cache, with the words for a person.
+_REFUSED = {
+    "use_ray": "--use-ray: Ray actors load no plugins",
+    "encoder_only": "--encoder-only: an encoder has no KV cache",
+    "smg_grpc_mode": "--smg-grpc-mode: that server starts its schedulers by itself",
+    "grpc_mode": "--grpc-mode: that server starts its schedulers by itself",
+}
+
+
+@dataclass(slots=True)
+class Pending:
+    """What is known of the start under way, between parsing and resolution."""
+
+    active: ActivePolicy | None = None
+    explicit: Mapping[str, str] | None = None  # field -> how the operator gave it; None: not known
+    hooks: HookSet = field(default_factory=HookSet)
+    handshake_dir: str | None = None
+
+
+PENDING = Pending()
+
+
+def register() -> None:
+    """Hook argument parsing and resolution; called while plugins load, before argparse exists."""
+    from sglang.srt.plugins.hook_registry import HookType
+    from sglang.srt.server_args import ServerArgs
+
+    hooks = PENDING.hooks
+    if hooks.targets:
+        return
+    hooks.register(f"{_SERVER_ARGS}.add_cli_args", _add_flag, HookType.AFTER)
+    hooks.register(f"{_SERVER_ARGS}.from_cli_args", _from_cli_args, HookType.AROUND)
+    hooks.register(f"{_SERVER_ARGS}.{probe.resolve_seam(ServerArgs)}", _resolve, HookType.AROUND)
+
+
+# -- the flag ---------------------------------------------------------------------------------------------------------
+
+
+def _add_flag(_result: None, parser: argparse.ArgumentParser) -> None:
+    """After `add_cli_args`: our flag, and a note of which of the fields that matter were really given."""
+    PENDING.hooks.verify()
+    parser.add_argument(
+        flags.FLAG,
+        type=str,
+        default=None,
+        metavar="FILE",
+        help="KV-cache policy: a YAML file or the name of a shipped policy (kvpolicy list). It decides page size, KV dtype, "
+        "attention backend and what is evicted.",
+    )
+    for action in parser._actions:
+        if action.dest in resolution.FIELDS:
+            action.__class__ = _recording(type(action))
+
+
+def _recording(kind: type[argparse.Action]) -> type[argparse.Action]:
+    """`kind`, noting on the namespace that it was used: a given default cannot be told from a missing flag otherwise."""
+
+    class Recording(kind):  # type: ignore[misc, valid-type]
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            given = vars(namespace).setdefault("_kvpolicy_explicit", {})
+            given[self.dest] = f"{option_string} {values}"
+            super().__call__(parser, namespace, values, option_string)
+
+    Recording.__name__ = kind.__name__
+    return Recording
+
+
+def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
+    source = getattr(args, "kv_policy", None)
+    if flags.disabled(os.environ):
+        if source:
+            say(f"kvpolicy: {flags.DISABLE_ENV} is set: {flags.FLAG} {source} is ignored, the server runs stock")
+        return original(cls, args)
+    if source:
+        if (other := os.environ.get(flags.FILE_ENV)) and other != source:
+            logger.warning("kvpolicy: %s %s wins over %s=%s", flags.FLAG, source, flags.FILE_ENV, other)
+        PENDING.active = load_active(source)
+    PENDING.explicit = getattr(args, "_kvpolicy_explicit", {})
+    return original(cls, args)
+
+
+# -- the policy -------------------------------------------------------------------------------------------------------
+
+
+def load_active(source: str) -> ActivePolicy:
+    """Load and compile a policy file or shipped policy. Its findings go to stderr; SystemExit on an error in it."""
+    from kvpolicy.compiler import compile_policy
+    from kvpolicy.language import has_errors, load_policy
+
+    result = load_policy(source, engine="sglang")
+    for found in result.diagnostics:
+        if found.severity != "info":
+            say(str(found))
+    if result.policy is None or has_errors(result.diagnostics):
+        say(f"kvpolicy: {source}: not started: the policy has errors (kvpolicy check {source})")
+        raise SystemExit(1)
+    compiled = compile_policy(result, "sglang")
+    paths = ("cache.page_size", "cache.kv_dtype", "backend.attention", "eviction.policy", "eviction.params", "eviction.core")
+    return ActivePolicy(
+        policy=result.policy,
+        flat=result.flat,
+        digest=result.digest,
+        role="launcher",
+        name=compiled.name,
+        source=source,
+        compiled=compiled,
+        origins={path: "{}:{}".format(*result.locate(path)) for path in paths},
+    )
+
+
+# -- resolution -------------------------------------------------------------------------------------------------------
+
+
+def _resolve(original: Callable[..., Any], server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around the engine's argument resolution: ask before it, compare after it, then carry the policy to the children."""
+    if flags.disabled(os.environ) or "_kv_policy" in vars(server_args):
+        return original(server_args, *args, **kwargs)
+    active = PENDING.active
+    if active is None and (source := os.environ.get(flags.FILE_ENV)):
+        active = load_active(source)
+    if active is None:
+        return original(server_args, *args, **kwargs)
+
+    PENDING.hooks.verify()
+    explicit = PENDING.explicit
+    if explicit is None:
+        explicit = resolution.explicit_by_value(server_args, _defaults(type(server_args)))
+    resolution.ask(active, server_args, explicit, _possible(server_args))
+    result = original(server_args, *args, **kwargs)
+    for name, why in _REFUSED.items():
+        if probe.resolved(server_args, name):
+            raise SystemExit(f"kvpolicy: {active.source}: a policy cannot be used with {why}")
+    resolution.compare_resolved(active, server_args)
+    _carry(active, server_args)
+    PENDING.active = PENDING.explicit = None
+    return result
+
+
+def _defaults(server_args_class: type) -> dict[str, Any]:
+    """Field defaults of ServerArgs, a msgspec Struct from 0.5.20 and a dataclass before."""
+    if hasattr(server_args_class, "__struct_fields__"):
+        import msgspec
+
+        return {found.name: found.default for found in msgspec.structs.fields(server_args_class)}
+    import dataclasses
+
+    return {found.name: found.default for found in dataclasses.fields(server_args_class)}
+
+
+def _possible(server_args: Any) -> Callable[[str, Any], bool]:
+    """Whether this machine can run a value at all; only what is certain is said no to."""
+    import torch
+
+    device = getattr(server_args, "device", None) or ("cuda" if torch.cuda.is_available() else "cpu")
+    if str(device).partition(":")[0] != "cpu":
+        return lambda field, value: True
+    on_cpu = {
+        "attention_backend": {"torch_native", "intel_amx", "flex_attention", "auto"},
+        "kv_cache_dtype": {"bf16", "fp16", "fp32", "auto"},
+    }
+    return lambda field, value: value in on_cpu.get(field, {value})
+
+
+def _carry(active: ActivePolicy, server_args: Any) -> None:
+    set_current(active)
+    server_args._kv_policy = active.digest
+    directory = PENDING.handshake_dir = handshake.new_directory()
+    launcher_pid = os.getpid()
+    atexit.register(lambda: os.getpid() == launcher_pid and handshake.discard(directory))
+    carry.export(
+        carry.Carried(
+            digest=active.digest,
+            flat=active.flat,
+            source=active.source,
+            handshake_dir=directory,
+            settings=active.settings,
+            conflicts=active.conflicts,
+            origins=active.origins,
+        )
+    )
+    if _START_SCHEDULERS not in PENDING.hooks.targets:
+        from sglang.srt.plugins.hook_registry import HookType
+
+        PENDING.hooks.register(_START_SCHEDULERS, _start_schedulers, HookType.AROUND)
+        PENDING.hooks.apply_now()
+    logger.info("%s", "\n".join(_summary(active)))
+
+
+def _summary(active: ActivePolicy) -> list[str]:
+    lines = [f"kvpolicy: policy {active.name} ({active.source}), digest {active.digest[:12]}"]
+    for setting in active.settings.values():
+        lines.append(f"  {setting.flag.removeprefix('--'):24} {setting.requested} -> {setting.effective} ({setting.decided_by})")
+    return lines
+
+
+def say(line: str) -> None:
+    """For a person at the terminal, before logging is set up or whatever its level."""
+    print(line, file=sys.stderr, flush=True)
+
+
+# -- the schedulers ---------------------------------------------------------------------------------------------------
+
+
+def _start_schedulers(original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Around the start of the scheduler processes: being ready includes having proved the policy."""
+    from .active import current
+
+    active, directory = current(), PENDING.handshake_dir
+    started, processes = original(cls, *args, **kwargs)
+    if active is None or directory is None:
+        return started, processes
+    wait_for_ready = started.wait_for_ready
+
+    def wait_for_ready_and_verify() -> None:
+        try:
+            wait_for_ready()
+        except BaseException as error:
+            if why := handshake.failure(directory):
+                raise SystemExit(why) from error
+            raise
+        pids = [pid for info in started.scheduler_infos for pid in info.get("scheduler_pids", ())]
+        try:
+            reports = handshake.verify(directory, active.digest, pids or [process.pid for process in processes])
+        except handshake.Mismatch as error:
+            for process in processes:
+                process.kill()
+            raise SystemExit(f"kvpolicy: {active.source}: not started: {error}") from None
+        started.scheduler_infos[0]["kvpolicy"] = _verified(active, reports)
+
+    started.wait_for_ready = wait_for_ready_and_verify
+    return started, processes
+
+
+def _verified(active: ActivePolicy, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """The start's facts for `/server_info`, and one line that says them."""
+    first = reports[0]
+    logger.info(
+        "kvpolicy: %d scheduler process(es) run policy %s, digest %s, core %s (%s)",
+        len(reports),
+        active.name,
+        active.digest[:12],
+        first.get("core"),
+        first.get("core_reason"),
+    )
+    return {**{key: value for key, value in first.items() if not key.endswith("pid")}, "verified_schedulers": len(reports)}

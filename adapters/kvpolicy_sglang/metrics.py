@@ -1,0 +1,71 @@
+"""`kvpolicy_*` in SGLang's `/metrics`: evictions by rule, evicted tokens, fallbacks, evict seconds, policy info.
+
+The scheduler writes into prometheus_client's multiprocess directory, which SGLang's HTTP process serves. The client must
+not be imported before SGLang has named that directory, hence the import inside :func:`start`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .active import ActivePolicy
+
+__all__ = ["start"]
+
+# An eviction call takes from tens of microseconds (an index) to a good tenth of a second (a heap over 100k leaves).
+_SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.2, 1.0)
+
+
+def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
+    """Create the metrics of this scheduler and let each eviction call update them."""
+    from prometheus_client import Counter, Gauge, Histogram
+
+    names, values = tuple(labels), tuple(labels.values())
+    Gauge(
+        "kvpolicy_info",
+        "The policy in force; always 1.",
+        ("policy", "digest", "core", *names),
+        multiprocess_mode="mostrecent",
+    ).labels(active.name, active.digest[:12], active.core, *values).set(1)
+    evictions = Counter("kvpolicy_evictions", "Evicted cache units by the rule that last held them.", ("rule", *names))
+    tokens = Counter("kvpolicy_evicted_tokens", "Tokens evicted by the policy.", names).labels(*values)
+    fallbacks = Counter("kvpolicy_fallbacks", "Calls served in the engine's order after a fault.", ("reason", *names))
+    seconds = Histogram("kvpolicy_evict_seconds", "Duration of one eviction call.", names, buckets=_SECONDS)
+    observe_seconds = seconds.labels(*values).observe
+
+    seen_evictions: dict[str, int] = {}
+    seen_fallbacks: dict[str, int] = {}
+    seen_tokens = 0
+
+    def update(active: ActivePolicy, elapsed_s: float) -> None:
+        nonlocal seen_tokens
+        observe_seconds(elapsed_s)
+        counters = getattr(active.index, "counters", None)
+        if counters is not None:
+            for rule, count in counters.evictions_by_rule.items():
+                if grown := count - seen_evictions.get(rule, 0):
+                    evictions.labels(rule or "none", *values).inc(grown)
+                    seen_evictions[rule] = count
+            if grown := counters.evicted_tokens - seen_tokens:
+                tokens.inc(grown)
+                seen_tokens = counters.evicted_tokens
+        for reason, count in active.fallbacks.items():
+            if grown := count - seen_fallbacks.get(reason, 0):
+                fallbacks.labels(reason, *values).inc(grown)
+                seen_fallbacks[reason] = count
+
+    active.on_evict = update
+
+
+def start_for(active: ActivePolicy, scheduler: Any) -> None:
+    """Start the metrics where SGLang itself reports scheduler metrics: with --enable-metrics, on the first rank."""
+    from . import probe
+
+    server_args = scheduler.server_args
+    if not probe.resolved(server_args, "enable_metrics"):
+        return
+    ranks = {name: getattr(scheduler, name, None) or 0 for name in ("tp_rank", "pp_rank", "dp_rank")}
+    if ranks["tp_rank"] and not probe.resolved(server_args, "enable_metrics_for_all_schedulers"):
+        return
+    start(active, {name: str(rank) for name, rank in ranks.items()})

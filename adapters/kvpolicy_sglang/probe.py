@@ -1,0 +1,59 @@
+"""What this SGLang offers: features by looking, the supported range by version."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+__all__ = ["FIRST", "LAST", "UNTESTED_ENV", "engine_version", "require_supported_engine", "resolve_seam", "resolved"]
+
+FIRST, LAST = (0, 5, 16), (0, 5, 23)
+UNTESTED_ENV = "KVPOLICY_ALLOW_UNTESTED_ENGINE"
+
+
+def engine_version() -> str:
+    """The running SGLang's version as it states it itself (it may not be an installed distribution)."""
+    from sglang.version import __version__
+
+    return str(__version__)
+
+
+def require_supported_engine() -> None:
+    """SystemExit outside 0.5.16-0.5.23, since the seams are private there and nobody looked; see UNTESTED_ENV."""
+    version = engine_version()
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if found and FIRST <= tuple(int(part) for part in found.groups()) <= LAST:
+        return
+    span = f"{'.'.join(map(str, FIRST))} to {'.'.join(map(str, LAST))}"
+    if os.environ.get(UNTESTED_ENV) == "1":
+        import logging
+
+        logging.getLogger("kvpolicy").warning("SGLang %s is outside the tested range %s; continuing", version, span)
+        return
+    raise SystemExit(
+        f"kvpolicy: SGLang {version} is not supported: its policies are tested on {span}.\n"
+        f"Remove --kv-policy, use a supported version, or set {UNTESTED_ENV}=1 to try it on your own risk."
+    )
+
+
+def resolve_seam(server_args_class: type) -> str:
+    """Name of the ServerArgs method within which the engine resolves arguments: declared (0.5.20+) or at construction."""
+    return "resolve_once" if hasattr(server_args_class, "resolve_once") else "__post_init__"
+
+
+def resolved(server_args: Any, name: str) -> Any:
+    """The value of one field after the engine's resolution (0.5.20+ keeps decisions beside the record)."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolution_result
+    except ImportError:
+        return getattr(server_args, name, None)
+    return resolution_result(server_args, name)
+
+
+def overrider(server_args: Any, name: str) -> str | None:
+    """Which engine rule set `name` last, or None where the engine does not say."""
+    for source, fields in reversed(getattr(server_args, "_resolved_overrides", None) or ()):
+        if name in fields:
+            return str(source)
+    return None

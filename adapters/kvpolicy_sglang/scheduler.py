@@ -1,0 +1,116 @@
+"""A scheduler process's side: take the carried policy, check it, watch what is built, report to the launcher.
+
+Start-up faults end the process with words; nothing here raises once the scheduler serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import carry, flags, handshake, metrics, resolution, status
+from .active import ActivePolicy, set_current
+from .hooks import HookSet
+
+__all__ = ["register"]
+
+logger = logging.getLogger("kvpolicy")
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+
+
+def register() -> None:
+    """Hook the scheduler if this child is one (the detokenizer and the like have nothing to change)."""
+    if _SCHEDULER not in sys.modules:
+        return  # SGLang pickles the process's main function by name, so a scheduler has its module before plugins load
+    carried = carry.read(os.environ[flags.CARRY_ENV])
+    child = _Child(carried)
+    child.register()
+
+
+class _Child:
+    """The hooks of one scheduler process."""
+
+    def __init__(self, carried: carry.Carried) -> None:
+        self.carried = carried
+        self.hooks = HookSet()
+        self.active: ActivePolicy | None = None
+
+    def register(self) -> None:
+        from sglang.srt.plugins.hook_registry import HookType
+
+        try:
+            self.active = active = _activate(self.carried)
+            set_current(active)
+            self.hooks.register(f"{_SCHEDULER}.Scheduler.__init__", self._build, HookType.AROUND)
+            self.hooks.register(f"{_SCHEDULER}.Scheduler.get_internal_state", self._state, HookType.AFTER)
+            from . import cache_hooks
+
+            cache_hooks.install(active, self.hooks)
+        except Exception as error:
+            handshake.report_failure(self.carried.handshake_dir, f"kvpolicy: in a scheduler: {type(error).__name__}: {error}")
+            raise
+
+    def _build(self, original: Callable[..., Any], scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
+        """Around `Scheduler.__init__`."""
+        active = self.active
+        assert active is not None
+        try:
+            expected = getattr(server_args, "_kv_policy", None)
+            if expected != active.digest:
+                raise SystemExit(
+                    f"kvpolicy: the scheduler was given arguments for policy {str(expected)[:12]}, "
+                    f"but carries policy {active.digest[:12]}"
+                )
+            self.hooks.verify()
+            original(scheduler, server_args, *args, **kwargs)
+            resolution.compare_built(active, status.built_values(scheduler))
+        except SystemExit as error:
+            handshake.report_failure(self.carried.handshake_dir, str(error))
+            raise
+        except Exception as error:
+            handshake.report_failure(self.carried.handshake_dir, f"kvpolicy: a scheduler failed: {error}")
+            raise
+        self._start_metrics(scheduler)
+        facts = status.start_facts(active)
+        handshake.report(self.carried.handshake_dir, facts)
+        logger.info("%s", status.line(active))
+
+    def _start_metrics(self, scheduler: Any) -> None:
+        """Metrics are a convenience: a failure is logged and counted, the server starts."""
+        assert self.active is not None
+        try:
+            metrics.start_for(self.active, scheduler)
+        except Exception:
+            self.active.note_fallback("metrics", "no kvpolicy metrics: starting them raised")
+
+    def _state(self, result: Any, _scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+        """After `Scheduler.get_internal_state`: add our block. A failure is said in the block, not raised."""
+        try:
+            block = status.block(self.active)
+        except Exception as error:
+            block = {"error": f"{type(error).__name__}: {error}"}
+        result.internal_state["kvpolicy"] = block
+
+
+def _activate(carried: carry.Carried) -> ActivePolicy:
+    from kvpolicy.compiler import compile_policy
+    from kvpolicy.language import policy_from_flat
+
+    policy = policy_from_flat(carried.flat, engine="sglang")
+    compiled = compile_policy(policy, "sglang")
+    return ActivePolicy(
+        policy=policy,
+        flat=carried.flat,
+        digest=carried.digest,
+        role="scheduler",
+        name=compiled.name,
+        source=carried.source,
+        compiled=compiled,
+        origins=carried.origins,
+        settings=carried.settings,
+        conflicts=carried.conflicts,
+    )

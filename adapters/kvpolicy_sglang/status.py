@@ -1,0 +1,110 @@
+"""What a scheduler says of its policy: the `kvpolicy` block of `/server_info`, and one line at start.
+
+Only JSON-able values leave this module. Reading is safe at any time: the scheduler thread both writes and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvpolicy.facts.dtypes import canonical
+
+from .active import ActivePolicy
+
+__all__ = ["block", "built_values", "line", "start_facts"]
+
+# Backends that one class implements alone, hence recognisable from the object the scheduler built.
+_BACKEND_OF_CLASS = {
+    "FlashInferAttnBackend": "flashinfer",
+    "TritonAttnBackend": "triton",
+    "TorchNativeAttnBackend": "torch_native",
+    "TorchFlexAttnBackend": "flex_attention",
+    "IntelAMXAttnBackend": "intel_amx",
+    "TRTLLMHAAttnBackend": "trtllm_mha",
+    "FlashMLABackend": "flashmla",
+    "AiterAttnBackend": "aiter",
+}
+# KV formats that share a torch dtype with another: only the engine's own name tells them apart.
+_NAMED_FORMATS = {"mxfp8", "nvfp4", "fp4_mx_block16"}
+
+
+def built_values(scheduler: Any) -> dict[str, Any]:
+    """`{engine field: value in the policy's words}` read off the objects the scheduler built; unknown ones are absent."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    runner = scheduler.tp_worker.model_runner
+    found: dict[str, Any] = {"page_size": int(allocator.page_size)}
+
+    named = getattr(runner, "kv_cache_dtype_str", None) or getattr(scheduler.server_args, "kv_cache_dtype", None)
+    dtype = getattr(allocator.get_kvcache(), "dtype", None)
+    if named in _NAMED_FORMATS:
+        found["kv_cache_dtype"] = named
+    elif dtype is not None:
+        found["kv_cache_dtype"] = canonical(str(dtype))
+
+    if backend := _BACKEND_OF_CLASS.get(type(getattr(runner, "attn_backend", None)).__name__):
+        found["attention_backend"] = backend
+    return found
+
+
+def _settings(active: ActivePolicy) -> dict[str, dict[str, Any]]:
+    return {
+        setting.path: {
+            "flag": setting.flag,
+            "requested": setting.requested,
+            "effective": setting.effective,
+            "decided_by": setting.decided_by,
+            "origin": setting.origin,
+        }
+        for setting in active.settings.values()
+    }
+
+
+def start_facts(active: ActivePolicy) -> dict[str, Any]:
+    """What stays true while the server runs."""
+    return {
+        "name": active.name,
+        "digest": active.digest,
+        "source": active.source,
+        "settings": _settings(active),
+        "core": active.core,
+        "core_reason": active.core_reason,
+        "algorithm": active.algorithm,
+        "pool_tokens": active.pool_tokens,
+        "conflicts": [conflict.message for conflict in active.conflicts],
+    }
+
+
+def block(active: ActivePolicy) -> dict[str, Any]:
+    """The whole block: the start's facts and the live figures."""
+    index = active.index
+    counters = getattr(index, "counters", None)
+    return {
+        **start_facts(active),
+        "evict_calls": active.evict_calls,
+        "evict_seconds": round(active.evict_seconds, 6),
+        "evictable_units": len(index) if index is not None else None,
+        "evictions_by_rule": _plain(getattr(counters, "evictions_by_rule", {})),
+        "evicted_tokens": getattr(counters, "evicted_tokens", None),
+        "victim_digest": _hex(getattr(index, "victim_digest", None)),
+        "fallbacks": dict(active.fallbacks),
+    }
+
+
+def line(active: ActivePolicy) -> str:
+    """One line for the log of each scheduler."""
+    settings = ", ".join(
+        f"{setting.flag.removeprefix('--')} {setting.requested} -> {setting.effective}" for setting in active.settings.values()
+    )
+    return (
+        f"kvpolicy: policy {active.name}, digest {active.digest[:12]}, core {active.core} ({active.core_reason})"
+        f"{f', {active.algorithm}' if active.algorithm else ''}{f'; {settings}' if settings else ''}"
+    )
+
+
+def _plain(counts: Mapping[str, int]) -> dict[str, int]:
+    return {str(rule): int(count) for rule, count in counts.items()}
+
+
+def _hex(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else f"{value:016x}"
