@@ -1,0 +1,1 @@
+"""The project's own commands: the demo, the complete test run, and the environment that both build. Not packaged."""

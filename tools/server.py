@@ -1,0 +1,179 @@
+"""Starts a real SGLang server on the CPU, talks to it, and stops all of its processes. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.environment import EngineEnv
+
+START_TIMEOUT_S = 240.0  # 14-36 s alone; several times that while other runs hold both cores
+STOP_TIMEOUT_S = 20.0
+
+
+class ServerExited(RuntimeError):
+    """The server ended before it was healthy. `returncode` as of `subprocess`; `log` is all it printed."""
+
+    def __init__(self, returncode: int, log: str) -> None:
+        super().__init__(f"the server ended with exit code {returncode} before it was healthy:\n{log[-6000:]}")
+        self.returncode = returncode
+        self.log = log
+
+
+@dataclass
+class Server:
+    """A server that answered healthy."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def generate(self, prompt: str | Sequence[int], max_new_tokens: int = 8, **request: Any) -> dict[str, Any]:
+        """Greedy generation from a text or from token ids: `text`, `output_ids` and `meta_info` (cached_tokens, ...).
+
+        `request` goes into the body of the native `/generate` (priority=..., extra_key=..., sampling_params merged).
+        """
+        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        sampling.update(request.pop("sampling_params", {}))
+        body = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+        answer = self._request("/generate", {**body, "sampling_params": sampling, **request})
+        assert isinstance(answer, dict)
+        return answer
+
+    def chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int = 16, **request: Any) -> dict[str, Any]:
+        """One turn on the OpenAI route; start with `--enable-cache-report` to see cached tokens in `usage`."""
+        body = {"model": "default", "messages": list(messages), "temperature": 0, "max_tokens": max_tokens, **request}
+        answer = self._request("/v1/chat/completions", body)
+        assert isinstance(answer, dict)
+        return answer
+
+    def server_info(self) -> dict[str, Any]:
+        """`/server_info` (0.5.18: `/get_server_info`)."""
+        try:
+            info = self._request("/server_info")
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            info = self._request("/get_server_info")
+        assert isinstance(info, dict)
+        return info
+
+    def internal_state(self) -> dict[str, Any]:
+        """The first scheduler's own part of `/server_info`, where a policy's status is."""
+        state = self.server_info()["internal_states"][0]
+        assert isinstance(state, dict)
+        return state
+
+    def metrics(self) -> dict[str, float]:
+        """`/metrics` as {'name{label="value"}': number}; the server needs `--enable-metrics`."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def flush_cache(self) -> None:
+        self._request("/flush_cache", {})
+
+    def _request(self, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 180) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            text = response.read().decode()
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+
+
+def server_arguments(model: Path | str, flags: Sequence[str], policy: Path | str | None, port: int) -> list[str]:
+    """What every server here gets. Page size, KV dtype and attention backend are absent: they are the policy's."""
+    arguments = [
+        "--model-path", str(model), "--device", "cpu", "--dtype", "bfloat16", "--sampling-backend", "pytorch",
+        "--disable-cuda-graph", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+    if policy is not None:
+        arguments += ["--kv-policy", str(policy)]
+    return [*arguments, *flags]
+
+
+@contextmanager
+def run_server(
+    engine: EngineEnv,
+    model: Path | str,
+    *flags: str,
+    policy: Path | str | None = None,
+    log_path: Path,
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> Iterator[Server]:
+    """A healthy server for the length of the block; afterwards none of its processes is left.
+
+    Raises ServerExited if it ends first, TimeoutError if it is not healthy in time; both show the log.
+    """
+    port = free_port()
+    command = [str(engine.python), "-m", "sglang.launch_server", *server_arguments(model, flags, policy, port)]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command, env=engine.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    server = Server(port, process, log_path)
+    try:
+        wait_healthy(server, start_timeout_s)
+        yield server
+    finally:
+        stop_group(process)
+
+
+def wait_healthy(server: Server, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if (code := server.process.poll()) is not None:
+            raise ServerExited(code, server.log())
+        try:
+            with urllib.request.urlopen(server.url + "/health", timeout=5) as response:
+                if response.status == 200:
+                    return
+        except OSError:  # not listening yet, or answering "starting"
+            pass
+        time.sleep(0.25)
+    raise TimeoutError(f"the server was not healthy after {timeout_s:.0f} s:\n{server.log()[-6000:]}")
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End the server and all its children: they share the process group that `start_new_session` made."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_TIMEOUT_S)
+    # A child that outlives the launcher is no server any more. Its new parent reaps it, a moment later.
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
