@@ -98,7 +98,7 @@ class Environment:
         }
         return EngineEnv(version, self.python, env)
 
-    def ensure(self, versions: Sequence[str] | None = None) -> None:
+    def ensure(self, versions: Sequence[str] | None = None, *, test_tools: bool = True) -> None:
         """Install whatever is missing for these SGLang versions (None: all of pins.toml), with progress on stdout."""
         pins = load_pins()
         engine = pins["engine"]
@@ -111,9 +111,10 @@ class Environment:
             for version in versions or pins["sglang"]["versions"]:
                 package = f"sglang=={version}"
                 self._step(f"sglang-{version}", [package], f"SGLang {version}", self._build_target, package)
-            # Always last and by content: the venv holds kvpolicy itself as an editable install with its test tools.
             project = [(CHECKOUT / "pyproject.toml").read_text(), str(CHECKOUT), rebuilt]
-            self._step("kvpolicy", project, "kvpolicy and its test tools", self._build_project)
+            self._step("kvpolicy", project, "kvpolicy", self._install, "--editable", str(CHECKOUT))
+            if test_tools:
+                self._step("tools", project, "the test tools", self._install, "--editable", f"{CHECKOUT}[dev]")
 
     @property
     def prepared_by_hand(self) -> bool:
@@ -141,8 +142,8 @@ class Environment:
         shutil.rmtree(home, ignore_errors=True)
         self._pip("install", "--no-deps", "--target", str(home), *packages)
 
-    def _build_project(self, _home: Path) -> None:
-        self._pip("install", "--editable", f"{CHECKOUT}[dev]")
+    def _install(self, _home: Path, *arguments: str) -> None:
+        self._pip("install", *arguments)
 
     def _step(self, name: str, pins: Any, what: str, build: Any, *args: Any) -> str:
         """Run one build step unless its stamp matches `pins`; returns the stamp."""
