@@ -12,7 +12,9 @@ from typing import NoReturn
 from .errors import ExpressionError
 from .fields import EXACT, SCORE_FIELDS, Field, Kind
 from .functions import FUNCTIONS
+from .interpret import fold
 from .nodes import BOOL, Node, Type, Value, constant, number, operation, read
+from .numerics import MAX
 from .scan import scan
 from .units import branch_type, comparable, power_type, product_type, quotient_type, sum_type
 
@@ -72,8 +74,7 @@ class _Checker:
                 raise ExpressionError(
                     "the expression is nested too deeply", "flatten it", self.start, len(self.line)
                 ) from None
-        node, _ = self.visit(tree.body, 0), None
-        return node
+        return self.visit(tree.body, 0)
 
     # -- places --
 
@@ -117,7 +118,9 @@ class _Checker:
     def visit(self, tree: ast.expr, depth: int) -> Node:
         if depth > MAX_DEPTH:
             raise self.error(tree, f"the expression is nested more than {MAX_DEPTH} deep", "flatten it")
-        node = self.dispatch(tree, depth + 1)
+        node = fold(self.dispatch(tree, depth + 1))
+        if isinstance(node.value, float) and abs(node.value) >= MAX:
+            raise self.error(tree, "the number is too large", "numbers go up to 1.79e308")
         if node.size > MAX_NODES:
             raise self.error(tree, f"the expression has more than {MAX_NODES} operations", "compute less")
         return node
@@ -247,7 +250,7 @@ class _Checker:
         if isinstance(tree.op, (ast.USub, ast.UAdd)):
             node = self.numeric(tree.operand, depth, "the operand of a sign")
             if isinstance(tree.op, ast.UAdd):
-                return operation("add", node.type, number(0.0), node)
+                return node
             return operation("neg", node.type, node)
         raise self.error(tree, "`~` is not part of the expression language", "write `not`")
 
@@ -258,6 +261,13 @@ class _Checker:
         op, sign = _ARITHMETIC[type(tree.op)]
         left = self.numeric(tree.left, depth, f"an operand of `{sign}`")
         right = self.numeric(tree.right, depth, f"an operand of `{sign}`")
+        constant_right = right.value if right.is_const and isinstance(right.value, float) else None
+        if op in ("div", "floordiv", "mod") and constant_right == 0.0:
+            raise self.error(tree.right, f"`{sign}` always divides by zero here", "divide by something else")
+        if op == "pow" and constant_right is not None and abs(constant_right) > MAX_EXPONENT:
+            raise self.error(
+                tree.right, "the exponent is too large", f"constant exponents go up to {MAX_EXPONENT:g}"
+            )
         match op:
             case "mul":
                 result = product_type(left.type, right.type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .fields import PLAIN, Dim, Field, Kind
 
@@ -36,7 +36,7 @@ class Node:
     args: tuple[Node, ...] = ()
     value: Value = None
     field: Field | None = None
-    size: int = field(default=1)
+    size: int = 1
 
     @property
     def is_const(self) -> bool:
