@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvpolicy.eviction.base import RequestInfo
+
     from .active import ActivePolicy
 
 __all__ = ["EvictionGuard", "LeafFeed"]
@@ -100,6 +102,55 @@ class EvictionGuard:
         except Exception:
             self.fault("evict", "the policy failed to finish an eviction")
 
+    # -- metadata; only for policies that need it --
+
+    def arrive(self, arrival_ms: int | None) -> None:
+        """One request reached the scheduler; equal on every rank."""
+        self.index.clock.arrive(arrival_ms)
+
+    def admit(self, info: RequestInfo, depth_tokens: int, size_tokens: int) -> bool:
+        """Whether the request may leave anything in the cache; a fault admits it, as stock does."""
+        try:
+            return bool(self.index.admit(info, depth_tokens, size_tokens))
+        except Exception:
+            self.fault("admit", "the policy failed to decide an admission")
+            return True
+
+    def insert(self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool) -> bool:
+        try:
+            self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output=is_output)
+        except Exception:
+            self.fault("insert", "the policy failed on a new unit")
+            return False
+        return True
+
+    def touch(self, node: Any, info: RequestInfo) -> None:
+        try:
+            self.index.touch(node, info)
+        except Exception:
+            self.fault("touch", "the policy failed on a hit")
+
+    def split(self, upper: Any, lower: Any, upper_tokens: int) -> bool:
+        try:
+            self.index.split(upper, lower, upper_tokens)
+        except Exception:
+            self.fault("split", "the policy failed on a split")
+            return False
+        return True
+
+    def remove(self, node: Any) -> None:
+        try:
+            self.index.remove(node)
+        except Exception:
+            self.fault("remove", "the policy failed on a removed unit")
+
+    def touched(self, node: Any) -> None:
+        """The engine changed what an evictable leaf's key is made of."""
+        try:
+            self.index.touched(node)
+        except Exception:
+            self.fault("touch", "the policy failed on a touched leaf")
+
     # -- faults and figures --
 
     def fault(self, reason: str, message: str) -> None:
@@ -107,7 +158,10 @@ class EvictionGuard:
 
     def lost(self) -> None:
         """The index ran dry while evictable leaves remain: the engine's order finishes the call."""
-        self.active.note_fallback("lost", "the index ran dry before the demand was met; the engine's order finishes the call")
+        try:
+            raise RuntimeError("the eviction index holds fewer leaves than the engine")
+        except RuntimeError:
+            self.fault("lost", "the index ran dry before the demand was met")
 
     def timed(self, evict: Callable[..., Any]) -> Callable[..., Any]:
         """`evict` with its duration reported (never acted upon)."""

@@ -1,52 +1,117 @@
 """Install the policy's eviction into the prefix cache this scheduler is about to build.
 
-One hook on SGLang's own cache factory: it runs the factory as ever and attaches the policy to what it returns. Which cache
-that is, and whether the policy can steer it, is found by looking at the object (never at a version string).
+One hook on SGLang's own cache construction: it runs as ever, and the policy attaches to the object it returns. Which cache
+that is, and whether the policy can steer it, is found by looking (never at a version string). Where it cannot, the engine's
+own order stays and that is a conflict, decided by the policy's `on_conflict`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from . import cache_radix, cache_unified
-from .active import ActivePolicy
+from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_unified
+from .active import ActivePolicy, Conflict
 from .cache_guard import EvictionGuard
+from .cache_support import Needs, Verdict, supported
 
-__all__ = ["FACTORY", "install"]
+__all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of"]
 
 logger = logging.getLogger("kvpolicy")
 
-#: The engine's default prefix-cache factory: one function in every supported version, called once a scheduler.
-FACTORY = "sglang.srt.mem_cache.registry.default_radix_cache_factory"
+#: SGLang's prefix-cache construction: one function in every supported version, called once a scheduler.
+CONSTRUCTION = "sglang.srt.mem_cache.registry.create_tree_cache"
 
 
 def install(active: ActivePolicy, hooks: Any) -> None:
-    """Register the cache-side hooks of `active` with SGLang's `HookRegistry`, in a scheduler process."""
+    """Register the cache-side hooks of `active`, in a scheduler process. `hooks` is SGLang's `HookRegistry` or like it."""
     from sglang.srt.plugins.hook_registry import HookType
 
-    def build(stock_factory: Any, ctx: Any) -> Any:
-        return build_cache(active, stock_factory, ctx)
+    guards: list[EvictionGuard] = []
 
-    hooks.register(FACTORY, build, HookType.AROUND)
+    def build(stock: Callable[[Any], Any], ctx: Any) -> Any:
+        cache, guard = build_cache(active, stock, ctx)
+        guards[:] = [guard] if guard is not None else []
+        return cache
+
+    hooks.register(CONSTRUCTION, build, HookType.AROUND)
+    if needs_of(active).index and active.compiled.eviction.needs_metadata:
+        cache_time.install_scheduler(lambda: guards[0] if guards else None, hooks)
 
 
-def build_cache(active: ActivePolicy, stock_factory: Any, ctx: Any) -> Any:
-    """The engine's own cache with the policy's eviction attached, or untouched where the policy leaves eviction alone."""
-    params = ctx.params
+def needs_of(active: ActivePolicy) -> Needs:
+    """What the policy asks of the prefix cache; with `core: engine`, or no word on eviction, the engine's order is it."""
+    eviction = active.policy.eviction
+    if eviction is None or eviction.core == "engine":
+        return Needs(index=False)
+    asked = eviction.score or eviction.policy or eviction.rules or eviction.tenants or eviction.core == "kvpolicy"
+    return Needs(index=bool(asked), time=bool(active.compiled.eviction.needs_time))
+
+
+def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> tuple[Any, EvictionGuard | None]:
+    """The engine's own cache, with the policy's eviction attached and its guard, or untouched and None."""
+    active.pool_tokens = int(ctx.params.token_to_kv_pool_allocator.size)
+    needs = needs_of(active)
+    if not needs.index:
+        chosen = active.policy.eviction is not None and active.policy.eviction.core == "engine"
+        return _stock(active, stock, ctx, "eviction.core: engine" if chosen else "the policy leaves eviction to the engine")
+    verdict = supported(ctx.server_args, ctx, needs)
+    if verdict.kind != "supported":
+        _conflict(active, verdict)
+        return _stock(active, stock, ctx, verdict.message)
+
     eviction = active.compiled.eviction
-    active.pool_tokens = int(params.token_to_kv_pool_allocator.size)
     index = eviction.make_index(active.pool_tokens)
     guard = EvictionGuard(active, index, needs_metadata=eviction.needs_metadata)
+    is_unified = cache_unified.prepare(ctx.params, guard)
+    cache = stock(ctx)
 
-    cache_unified.prepare(params, guard)
-    cache = stock_factory(ctx)
+    attach = {"UnifiedRadixCache": cache_unified.attach, "RadixCache": cache_radix.attach}.get(type(cache).__name__)
+    if attach is None or is_unified != (attach is cache_unified.attach):
+        name = type(cache).__name__
+        _conflict(active, Verdict("stock", name, f"the policy's eviction does not know the prefix cache {name}"))
+        active.core, active.core_reason = "engine", f"prefix cache {name}"
+        return cache, None
+    attach(cache, guard)
+    if eviction.needs_metadata:
+        stamp = cache_metadata.attach_unified if is_unified else cache_metadata.attach_radix
+        set_priority = ctx.params.eviction_policy == "priority"
+        cache_admit.attach(cache, stamp(cache, guard, _lora_names(ctx), set_priority=set_priority))
+    active.core, active.index = "kvpolicy", index
+    tree = f"{type(cache).__name__}, {type(cache.tree_core).__name__}" if is_unified else type(cache).__name__
+    active.core_reason = f"our index on {tree}"
+    return cache, guard
 
-    kind = type(cache).__name__
-    if kind == "UnifiedRadixCache":
-        cache_unified.attach(cache, guard)
-    elif kind == "RadixCache":
-        cache_radix.attach(cache, guard)
-    active.core = "kvpolicy"
-    active.index = index
-    return cache
+
+def _stock(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any, reason: str) -> tuple[Any, None]:
+    cache = stock(ctx)
+    active.core = "engine"
+    active.core_reason = reason
+    core = getattr(cache, "tree_core", None)
+    active.algorithm = f"{ctx.params.eviction_policy} on {type(cache if core is None else core).__name__}"
+    return cache, None
+
+
+def _conflict(active: ActivePolicy, verdict: Verdict) -> None:
+    """Say that the engine's order stays; SystemExit if the policy says so, or if the server must not start so."""
+    message = f"eviction: {verdict.message} (policy: {active.origin('eviction')})"
+    if verdict.kind == "refused" or active.compiled.on_conflict == "error":
+        raise SystemExit(
+            f"kvpolicy: {active.source}: the policy cannot be honoured:\n  conflict: {message}\n"
+            "  help: drop the flag or the eviction section, or set `cache: {on_conflict: warn}` to let the engine win"
+        )
+    active.conflicts.append(Conflict("eviction", "policy", "engine order", verdict.winner, active.origin("eviction"), message))
+    logger.warning("kvpolicy: conflict: %s", message)
+
+
+def _lora_names(ctx: Any) -> Callable[[str], str]:
+    """Adapter id -> the name its operator gave it; ids are random, hence no use to a rule."""
+
+    def name(lora_id: str) -> str:
+        runner = getattr(ctx.tp_worker, "model_runner", None)
+        manager = getattr(runner, "lora_manager", None)
+        ref = getattr(manager, "lora_refs", {}).get(lora_id)
+        return getattr(ref, "lora_name", None) or lora_id
+
+    return name

@@ -217,6 +217,15 @@ def run(kind: str, policy: str, page: int, steps: int, seed: int, capacity: int,
     }
 
 
+def default_kind() -> str:
+    """The cache this SGLang gives a plain model: told by a module that came with the change, as the adapter does."""
+    try:
+        from sglang.srt.mem_cache.unified_cache.components.full import FullComponent  # noqa: F401
+    except ImportError:
+        return "RadixCache"
+    return "UnifiedRadixCache"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", default="")
@@ -227,14 +236,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=0)
     parser.add_argument("--flood", type=int, default=0)
     args = parser.parse_args()
-    kind = args.kind
-    if not kind:
-        try:
-            from sglang.srt.mem_cache.unified_cache.components.full import FullComponent  # noqa: F401
-
-            kind = "UnifiedRadixCache"
-        except ImportError:
-            kind = "RadixCache"
+    kind = args.kind or default_kind()
     for policy in args.policy:
         for page in args.page:
             capacity = args.capacity or page * (120 + args.flood)

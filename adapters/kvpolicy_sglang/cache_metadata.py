@@ -1,0 +1,178 @@
+"""Stamp tree nodes with what policies see: who made them, who hit them, how deep they are.
+
+Only for policies that need it. The engine's methods run unchanged; per-instance wrappers tell the index about new nodes,
+splits, deletions and hits. While a request is being cached it is the *current* one, so that the nodes made meanwhile are its
+nodes. A request's hit is the path it was admitted on (its lock at the first call), counted once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from kvpolicy.eviction.base import RequestInfo
+
+from .cache_guard import EvictionGuard
+from .cache_requests import RequestState, state_of
+
+__all__ = ["Metadata", "attach_radix", "attach_unified"]
+
+_NOBODY = RequestInfo()
+
+
+class Metadata:
+    """The stamping side of one cache."""
+
+    def __init__(
+        self,
+        guard: EvictionGuard,
+        *,
+        root: Callable[[], Any],
+        leaves: Callable[[], Any],
+        node_of: Callable[[Any], Any],
+        lora_name: Callable[[str], str],
+        set_priority: bool,
+    ) -> None:
+        self.guard = guard
+        self._root = root
+        self._leaves = leaves
+        self._node_of = node_of  # the engine's handle in `req.last_node` -> node, None if it is no tree node
+        self._lora_name = lora_name
+        self._set_priority = set_priority  # rules steer the engine's own priority order through `node.priority`
+        self.current: RequestState | None = None
+
+    # -- requests --
+
+    def state(self, req: Any) -> RequestState:
+        return state_of(req, self._lora_name)
+
+    def enter(self, req: Any) -> RequestState:
+        """A request is about to be cached: count its hit and decide its admission, each once."""
+        state = self.state(req)
+        if not state.touched:
+            state.touched = True
+            self._touch_path(self._node_of(getattr(req, "last_node", None)), state.info)
+        if state.admitted is None:
+            prompt_tokens = state.prompt_tokens
+            state.admitted = self.guard.admit(state.info, prompt_tokens, max(0, prompt_tokens - _protected_tokens(req)))
+        self.current = state
+        return state
+
+    def leave(self) -> None:
+        self.current = None
+
+    def _touch_path(self, node: Any, info: RequestInfo) -> None:
+        root = self._root()
+        while node is not None and node is not root:
+            if getattr(node, "kvp", None) is not None:
+                self.guard.touch(node, info)
+                self._apply_priority(node)
+            node = node.parent
+
+    # -- nodes --
+
+    def added(self, node: Any) -> None:
+        """`node` is linked in as a new leaf of the current request's path."""
+        state = self.current
+        info = _NOBODY if state is None else state.info
+        parent = node.parent
+        at_root = parent is None or parent is self._root()
+        depth = len(node.key) + (0 if at_root else self._depth_tokens(parent))
+        is_output = state is not None and depth > state.prompt_tokens
+        if self.guard.insert(node, None if at_root else parent, info, len(node.key), depth, is_output):
+            self._apply_priority(node)
+            self.guard.stamped(node, self._leaves())
+
+    def split(self, upper: Any, lower: Any) -> None:
+        """`upper` is the new ancestor half of what was `lower` alone."""
+        if getattr(lower, "kvp", None) is None:
+            return
+        if self.guard.split(upper, lower, len(upper.key)):
+            state, meta = self.current, upper.kvp
+            # Stock cuts a finished request's leaf at the end of its prompt: the upper half holds no generated token.
+            if meta.is_output and state is not None and meta.depth_tokens <= state.prompt_tokens:
+                meta.is_output = False
+
+    def removed(self, node: Any) -> None:
+        if getattr(node, "kvp", None) is not None:
+            self.guard.remove(node)
+
+    def _depth_tokens(self, node: Any) -> int:
+        meta = getattr(node, "kvp", None)
+        if meta is not None:
+            return int(meta.depth_tokens)
+        depth, root = 0, self._root()  # a fault left this node unstamped
+        while node is not None and node is not root:
+            depth += len(node.key)
+            node = node.parent
+        return depth
+
+    def _apply_priority(self, node: Any) -> None:
+        if self._set_priority and (priority := self.guard.rule_priority(node)) is not None:
+            node.priority = priority
+
+
+def _protected_tokens(req: Any) -> int:
+    """Tokens of the request that were in the cache when it was admitted."""
+    kv = getattr(req, "kv", None)
+    return int(getattr(kv if hasattr(kv, "cache_protected_len") else req, "cache_protected_len", 0) or 0)
+
+
+def _after(target: Any, name: str, then: Callable[..., None]) -> None:
+    """Run `then(result, *args)` after the instance's method `name`."""
+    original = getattr(target, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        then(result, *args)
+        return result
+
+    setattr(target, name, wrapper)
+
+
+def _before(target: Any, name: str, first: Callable[..., None]) -> None:
+    """Run `first(*args)` before the instance's method `name`."""
+    original = getattr(target, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        first(*args)
+        return original(*args, **kwargs)
+
+    setattr(target, name, wrapper)
+
+
+def attach_unified(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str], *, set_priority: bool) -> Metadata:
+    """Stamp the nodes of a UnifiedRadixCache on the Python tree core. Its handles are node numbers."""
+    core = cache.tree_core
+    arena = lambda: core._node_arena  # noqa: E731 -- replaced at reset
+    metadata = Metadata(
+        guard,
+        root=lambda: core.root_node,
+        leaves=lambda: core.evictable_device_leaves,
+        node_of=lambda handle: arena().get(handle) if isinstance(handle, int) else None,
+        lora_name=lora_name,
+        set_priority=set_priority,
+    )
+    _after(core, "_add_new_node", lambda node, *_: metadata.added(node))
+    _after(core, "_split_node", lambda result, _key, child, *_: metadata.split(result[0], child))
+    _before(core, "_remove_leaf_from_parent", lambda node: metadata.removed(node))
+    return metadata
+
+
+def attach_radix(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str], *, set_priority: bool) -> Metadata:
+    """Stamp the nodes of a RadixCache. It makes new leaves inline, and announces each in `_record_store_event`."""
+    metadata = Metadata(
+        guard,
+        root=lambda: cache.root_node,
+        leaves=lambda: cache.evictable_leaves,
+        node_of=lambda handle: handle if hasattr(handle, "children") else None,
+        lora_name=lora_name,
+        set_priority=set_priority,
+    )
+    _after(cache, "_record_store_event", lambda _result, node, *_: metadata.added(node))
+    _after(cache, "_split_node", lambda upper, _key, child, *_: metadata.split(upper, child))
+    _before(cache, "_delete_leaf", lambda node: metadata.removed(node))
+    return metadata

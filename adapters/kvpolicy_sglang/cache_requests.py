@@ -1,0 +1,56 @@
+"""What the cache side keeps of one running request, read off SGLang's `Req` whatever the version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvpolicy.eviction.base import RequestInfo
+
+__all__ = ["RequestState", "state_of"]
+
+_ATTRIBUTE = "_kvp_request"
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request's facts for the policy, and what was already done for it."""
+
+    info: RequestInfo
+    prompt_tokens: int
+    touched: bool = False  # its prefix hit is counted, once
+    admitted: bool | None = None  # None: not decided yet
+
+
+def state_of(req: Any, lora_name: Callable[[str], str]) -> RequestState:
+    """The request's state, made at the first call. `lora_name` turns SGLang's adapter id into the operator's name."""
+    state = getattr(req, _ATTRIBUTE, None)
+    if state is None:
+        state = RequestState(_info(req, lora_name), len(req.origin_input_ids))
+        setattr(req, _ATTRIBUTE, state)
+    return state
+
+
+def _info(req: Any, lora_name: Callable[[str], str]) -> RequestInfo:
+    lora_id = getattr(req, "lora_id", None)
+    priority = getattr(req, "priority", None)
+    if priority is not None and abs(priority) >= sys.maxsize:
+        priority = None  # the engine's stand-in for "not given" under --enable-priority-scheduling
+    return RequestInfo(
+        cache_salt=_salt(req, lora_id),
+        priority=priority,
+        session_id=getattr(req, "session_id", None),
+        lora=None if lora_id is None else lora_name(lora_id),
+    )
+
+
+def _salt(req: Any, lora_id: str | None) -> str | None:
+    if hasattr(req, "cache_salt"):  # 0.5.18 and later keep it apart
+        return req.cache_salt or None
+    # Before, the API's cache_salt and extra_key were one string, to which the engine appends the adapter's id.
+    extra = getattr(req, "extra_key", None) or ""
+    if lora_id is not None:
+        extra = extra.removesuffix(lora_id)
+    return extra or None

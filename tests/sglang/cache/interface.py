@@ -1,0 +1,80 @@
+"""Compare the cache a scheduler would hold with stock's, method by method, in the SGLang found on PYTHONPATH.
+
+Run by `test_interface.py` in a subprocess a version; prints one JSON object. Every method of ours must have stock's
+signature, the object must be of stock's class, and each call that can be made without a model must return stock's types.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any
+
+from differential import Side, default_kind
+
+
+def public(obj: Any) -> dict[str, str]:
+    """Public callables and their signatures, properties and plain attributes by kind."""
+    found = {}
+    for name in sorted(set(dir(obj)) | set(vars(obj))):
+        if name.startswith("_"):
+            continue
+        static = inspect.getattr_static(type(obj), name, None)
+        if isinstance(static, property):
+            found[name] = "property"
+            continue
+        value = getattr(obj, name, None)
+        found[name] = f"method{inspect.signature(value)}" if callable(value) and static is not None else "attribute"
+    return found
+
+
+def results(side: Side) -> dict[str, str]:
+    """Types of what the cache's calls return."""
+    tokens = list(range(1, 33))
+    side.insert(tokens, 0)
+    match = side.match(tokens)
+    lock = side.lock(tokens)
+    found = {
+        "match": _shape(match),
+        "inc_lock_ref": _shape(lock[1]),
+        "evictable_size": type(side.cache.evictable_size()).__name__,
+        "protected_size": type(side.cache.protected_size()).__name__,
+        "total_size": type(side.cache.total_size()).__name__,
+    }
+    side.unlock(lock)
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    found["evict"] = _shape(side.cache.evict(EvictParams(num_tokens=16)))
+    found["evict of nothing"] = _shape(side.cache.evict(EvictParams(num_tokens=0)))
+    found["evict of too much"] = _shape(side.cache.evict(EvictParams(num_tokens=10_000)))
+    found["reset"] = repr(side.cache.reset())
+    return found
+
+
+def _shape(value: Any) -> str:
+    fields = getattr(value, "_fields", None) or getattr(type(value), "__dataclass_fields__", None) or ()
+    return f"{type(value).__name__}({', '.join(f'{name}: {type(getattr(value, name)).__name__}' for name in fields)})"
+
+
+def main() -> None:
+    policy = sys.argv[1]
+    kind = default_kind()
+    stock, ours = (Side(kind, policy, 16, 16 * 64, ours=ours) for ours in (False, True))
+    print(
+        json.dumps(
+            {
+                "same class": type(stock.cache) is type(ours.cache),
+                "stock": public(stock.cache),
+                "ours": public(ours.cache),
+                "stock results": results(stock),
+                "our results": results(ours),
+                "core": ours.active.core,
+                "fallbacks": dict(ours.active.fallbacks),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

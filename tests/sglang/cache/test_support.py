@@ -1,0 +1,117 @@
+"""The table of engine features: what each configuration gets, in words, and that the documentation says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvpolicy_sglang.cache_support import FEATURES, Needs, supported
+
+DOCS = Path(__file__).resolve().parents[3] / "docs/sglang.md"
+
+PLAIN: dict[str, Any] = {
+    "disable_radix_cache": False,
+    "radix_cache_backend": None,
+    "enable_hierarchical_cache": False,
+    "enable_session_radix_cache": False,
+    "enable_streaming_session": False,
+    "disaggregation_mode": "null",
+    "enable_lmcache": False,
+    "enable_flexkv": False,
+    "dllm_algorithm": None,
+    "tokenizer_worker_num": 1,
+    "enable_lora": None,
+    "speculative_algorithm": None,
+    "dp_size": 1,
+    "tp_size": 1,
+    "pp_size": 1,
+}
+
+
+class PageInterleavePoolAllocator:
+    """Stands for the engine's class of that name, which is how it is recognised."""
+
+
+def context(**facts: Any) -> SimpleNamespace:
+    plain = {
+        "is_hybrid_swa": False,
+        "is_hybrid_ssm": False,
+        "enable_hierarchical_cache": False,
+        "disable_radix_cache": False,
+        "params": SimpleNamespace(token_to_kv_pool_allocator=object()),
+    }
+    return SimpleNamespace(**{**plain, **facts})
+
+
+CASES = [
+    ("several tokenizer workers", {"tokenizer_worker_num": 4}, {}, "refused"),
+    ("prefix cache off", {"disable_radix_cache": True}, {}, "stock"),
+    ("prefix cache off", {}, {"disable_radix_cache": True}, "stock"),
+    ("another prefix cache", {"radix_cache_backend": "flexkv"}, {}, "stock"),
+    ("hierarchical cache", {"enable_hierarchical_cache": True}, {}, "stock"),
+    ("sliding-window attention", {}, {"is_hybrid_swa": True}, "stock"),
+    ("Mamba and linear attention", {}, {"is_hybrid_ssm": True}, "stock"),
+    ("session-aware cache", {"enable_session_radix_cache": True}, {}, "stock"),
+    ("streaming sessions", {"enable_streaming_session": True}, {}, "stock"),
+    ("prefill/decode disaggregation", {"disaggregation_mode": "prefill"}, {}, "stock"),
+    ("prefill/decode disaggregation", {"disaggregation_mode": "decode"}, {}, "stock"),
+    ("external KV stores", {"enable_lmcache": True}, {}, "stock"),
+    ("external KV stores", {"enable_flexkv": True}, {}, "stock"),
+    ("diffusion language models", {"dllm_algorithm": "LowConfidence"}, {}, "stock"),
+    (
+        "pages sharded over GPUs",
+        {},
+        {"params": SimpleNamespace(token_to_kv_pool_allocator=PageInterleavePoolAllocator())},
+        "stock",
+    ),
+    ("LoRA", {"enable_lora": True}, {}, "supported"),
+    ("speculative decoding", {"speculative_algorithm": "EAGLE"}, {}, "supported"),
+    ("data parallelism, DP attention", {"dp_size": 2}, {}, "supported"),
+    ("tensor parallelism", {"tp_size": 2}, {}, "supported"),
+    ("pipeline parallelism", {"pp_size": 2}, {}, "supported"),
+    ("sessions", {}, {}, "supported"),
+    ("chunked prefill and overlap scheduling", {}, {}, "supported"),
+]
+ONLY_BY_ENVIRONMENT = {"the C++ tree"}
+
+
+@pytest.mark.parametrize(("name", "flags", "facts", "kind"), CASES)
+def test_each_feature_gets_its_verdict(name: str, flags: dict[str, Any], facts: dict[str, Any], kind: str) -> None:
+    verdict = supported(SimpleNamespace(**{**PLAIN, **flags}), context(**facts), Needs(time=True))
+    assert verdict.kind == kind
+    feature = next(feature for feature in FEATURES if feature.name == name)
+    assert feature.kind == kind
+    if kind != "supported":
+        assert name in verdict.message
+        assert feature.flag in verdict.message
+
+
+def test_every_row_has_a_case() -> None:
+    assert {feature.name for feature in FEATURES} == {case[0] for case in CASES} | ONLY_BY_ENVIRONMENT
+
+
+def test_the_launcher_asks_before_anything_is_built() -> None:
+    assert supported(SimpleNamespace(**PLAIN)).kind == "supported"
+    assert supported(SimpleNamespace(**{**PLAIN, "enable_hierarchical_cache": True})).kind == "stock"
+
+
+def test_a_policy_without_time_may_have_many_tokenizers() -> None:
+    assert supported(SimpleNamespace(**{**PLAIN, "tokenizer_worker_num": 4}), None, Needs(time=False)).kind == "supported"
+
+
+def test_a_policy_that_leaves_eviction_alone_conflicts_with_nothing() -> None:
+    assert supported(SimpleNamespace(**{**PLAIN, "disable_radix_cache": True}), None, Needs(index=False)).kind == "supported"
+
+
+def table() -> str:
+    rows = ["| feature | flag | outcome | why |", "| --- | --- | --- | --- |"]
+    rows += [f"| {f.name} | {'`' + f.flag + '`' if f.flag.startswith('-') else f.flag} | {f.kind} | {f.reason} |" for f in FEATURES]
+    return "\n".join(rows)
+
+
+def test_the_documentation_prints_this_table() -> None:
+    text = DOCS.read_text()
+    printed = text.split("<!-- features -->\n")[1].split("\n<!-- /features -->")[0]
+    assert printed == table()
