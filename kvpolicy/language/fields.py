@@ -198,11 +198,6 @@ def choice_from_scalar(value: Any) -> Any:
     return value if isinstance(value, dict) else {"prefer": value}
 
 
-def dtype_from_scalar(value: Any) -> Any:
-    """As :func:`choice_from_scalar`; the word for the whole cache is `default` where layers differ."""
-    return choice_from_scalar(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Shorthand:
     """Widens a scalar to the full mapping before validation, and offers both in the JSON Schema."""

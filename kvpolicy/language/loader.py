@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvpolicy.language import library
+from kvpolicy.language.capabilities import ADAPTED_ENGINES, conflicts
 from kvpolicy.language.diagnostics import Diagnostic, PolicyError, has_errors
+from kvpolicy.language.meaning import meaning
 from kvpolicy.language.merge import for_engine, load_chain
 from kvpolicy.language.models import Policy
+from kvpolicy.language.sites import expressions
 from kvpolicy.language.source import Problem, Source, decode
 from kvpolicy.language.tree import Mapping
 from kvpolicy.language.validate import document, find, validate
@@ -21,7 +25,6 @@ from kvpolicy.language.validate import document, find, validate
 __all__ = ["ENGINES", "LoadResult", "digest_of", "load_policy", "load_text", "policy_from_flat"]
 
 ENGINES = ("sglang", "vllm")
-_NOT_POLICY = ("tests", "engines")
 
 
 @dataclass(slots=True)
@@ -120,19 +123,28 @@ def _load(source: Source, path: Path | None, engine: str | None) -> LoadResult:
     name = path.stem if path is not None else "policy"
     policy, schema = validate(tree, name)
     found += schema
-    engines = [engine] if engine else list(ENGINES)
-    result.tree = for_engine(tree, engine) if engine else tree
-    for each in engines:
-        specific, more = validate(for_engine(tree, each), name)
-        found += more
+    found += _beyond_types(tree)
+    # The file as one engine reads it; without one, as each would: an error in an override is an error of the file.
+    for each in [engine] if engine else ENGINES:
+        resolved = for_engine(tree, each)
+        specific, more = validate(resolved, name)
+        found += [*more, *_beyond_types(resolved)]
         if engine:
             policy = specific
+        if engine or each in ADAPTED_ENGINES:
+            found += conflicts(resolved, each, is_target=engine is not None)
+    result.tree = for_engine(tree, engine) if engine else tree
     result.diagnostics = _ordered(found, [s.name for s in sources])
     if policy is not None and not has_errors(found):
         result.policy = policy
         result.flat = {key: value for key, value in document(result.tree, name).items() if key != "tests"}
         result.digest = digest_of(result.flat)
     return result
+
+
+def _beyond_types(tree: Mapping) -> Iterator[Diagnostic]:
+    yield from meaning(tree)
+    yield from expressions(tree)
 
 
 def _unreadable(name: str, problem: Problem, engine: str | None) -> LoadResult:

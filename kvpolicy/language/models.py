@@ -6,10 +6,12 @@ before validation, so a consumer sees one shape. The models are also the source 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
+from kvpolicy.language.eviction_words import resolved_params
 from kvpolicy.language.fields import (
     WRITTEN,
     AttentionName,
@@ -24,8 +26,9 @@ from kvpolicy.language.fields import (
     Shorthand,
     Tokens,
     choice_from_scalar,
-    dtype_from_scalar,
+    issue,
 )
+from kvpolicy.language.units import UnitError
 
 __all__ = [
     "Allocator",
@@ -93,7 +96,9 @@ class KvDtype(_Preferring):
     @model_validator(mode="before")
     @classmethod
     def _default_is_prefer(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "default" in value and "prefer" not in value:
+        if isinstance(value, dict) and "default" in value:
+            if "prefer" in value:
+                raise issue("KVP318", "`default` and `prefer` are two words for one thing", "keep one of the two")
             return {("prefer" if key == "default" else key): item for key, item in value.items()}
         return value
 
@@ -116,7 +121,7 @@ class Cache(Section):
     page_size: Annotated[PageSize | None, Shorthand(choice_from_scalar, "page_size")] = Field(
         None, description="Tokens a page: a power of two, `auto`, or {prefer, accept}. A hit is counted in whole pages."
     )
-    kv_dtype: Annotated[KvDtype | None, Shorthand(dtype_from_scalar, "kv_dtype")] = Field(
+    kv_dtype: Annotated[KvDtype | None, Shorthand(choice_from_scalar, "kv_dtype")] = Field(
         None,
         description="Element type of cached keys and values: a name, `auto`, {prefer, accept} or {default, layers}.",
     )
@@ -234,6 +239,14 @@ class Eviction(Section):
         (), max_length=MAX_RULES, description="Retain, admit and priority, top to bottom, first match wins."
     )
     tenants: Tenants | None = Field(None, description="Floors and caps by cache_salt.")
+
+    @model_validator(mode="after")
+    def _complete_params(self) -> Eviction:
+        # Consumers get canonical numbers with the defaults filled in. Names and values that do not fit are reported, with
+        # their places, by the meaning layer.
+        with contextlib.suppress(KeyError, UnitError):
+            object.__setattr__(self, "params", resolved_params(self.policy or "", self.params))
+        return self
 
 
 class Hints(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,10 +22,28 @@ Path = tuple[str | int, ...]
 def validate(tree: Mapping, name: str) -> tuple[Policy | None, list[Diagnostic]]:
     """``name`` is the policy's when its metadata gives none."""
     data = document(tree, name)
+    found = list(_valueless(tree))
     try:
-        return Policy.from_document(data), []
+        policy = Policy.from_document(data)
     except ValidationError as error:
-        return None, [_locate(details, tree, data) for details in error.errors(include_url=False)]
+        return None, [*found, *(_locate(details, tree, data) for details in error.errors(include_url=False))]
+    return (None if found else policy), found
+
+
+def _valueless(node: Node, path: Path = ()) -> Iterator[Diagnostic]:
+    """Keys inside list entries whose value was left out. Elsewhere null drops a section; a rule's empty `match:` would
+    silently mean "every unit"."""
+    if isinstance(node, Mapping):
+        for name, entry in node.entries.items():
+            below = (*path, name)
+            if isinstance(entry.value, Scalar) and entry.value.value is None and any(isinstance(p, int) for p in path):
+                message = f"{dotted(below)} has no value"
+                yield entry.key.source.at(entry.key.index, "KVP203", "error", message, "give it one, or remove the key")
+            elif name not in ("engines", "tests") or path:
+                yield from _valueless(entry.value, below)
+    elif isinstance(node, Sequence):
+        for index, item in enumerate(node.items):
+            yield from _valueless(item, (*path, index))
 
 
 def document(tree: Mapping, name: str) -> dict[str, Any]:
@@ -66,10 +85,8 @@ def dotted(path: Path) -> str:
 
 
 def _locate(details: ErrorDetails, tree: Mapping, data: dict[str, Any]) -> Diagnostic:
-    path: Path = tuple("prefer" if part == "default" else part for part in details["loc"])
-    path = tuple({"ttl_ms": "ttl", "max_ttl_ms": "max_ttl"}.get(str(part), part) for part in path)
-    code, message, help = _translate(details, path, data)
-    if code == "KVP201":
+    path: Path = details["loc"]
+    if details["type"] == "extra_forbidden":
         _, key, exists = find(tree, path)
         node: Node = key if key is not None and exists else tree
     else:
@@ -77,8 +94,10 @@ def _locate(details: ErrorDetails, tree: Mapping, data: dict[str, Any]) -> Diagn
         if not exists and path and path[-1] == "prefer":  # written as `default`, or as a bare scalar
             default, _, found = find(tree, (*path[:-1], "default"))
             node = default if found else node
-        if code == "KVP202" and key is not None:
+            path = (*path[:-1], "default") if found else path[:-1]
+        if details["type"] == "missing" and key is not None:
             node = key
+    code, message, help = _translate(details, path, data)
     if code in ("KVP203", "KVP209") and isinstance(node, Mapping) and key is not None:
         node = key
     return node.source.at(node.index, code, "error", message, help)

@@ -108,10 +108,23 @@ EVICTION_POLICIES: dict[str, EvictionPolicy] = {
     "fifo": EvictionPolicy("oldest first, whatever its use", (SGLANG,)),
     "filo": EvictionPolicy("youngest first", (SGLANG,)),
     "mru": EvictionPolicy("most recently used first (for scans larger than the pool)", (SGLANG,)),
-    "slru": EvictionPolicy("segmented LRU: units with few hits first, then least recently used", (SGLANG,)),
+    "slru": EvictionPolicy(
+        "segmented LRU: units with few hits first, then least recently used",
+        (SGLANG,),
+        {"protected_hits": Param("int", 2, 1, 1_000_000, "hits from which a unit is in the protected segment")},
+    ),
     "priority": EvictionPolicy("lowest request priority first, then least recently used", (SGLANG,)),
     "tlru": EvictionPolicy(
-        "tail-optimised LRU (arXiv:2510.15152): tails a latency budget does not need go first", (SGLANG,)
+        "tail-optimised LRU (arXiv:2510.15152): tails a latency budget does not need go first",
+        (SGLANG,),
+        {
+            "threshold_tokens": Param(
+                "tokens", 0, 0, 2**40, "uncached tokens that a prompt may bring within its budget"
+            ),
+            "next_prompt_tokens": Param(
+                "tokens", 0, 0, 2**40, "tokens a conversation's next prompt is expected to add"
+            ),
+        },
     ),
     "gdsf": EvictionPolicy("greedy dual size frequency: few hits for the space first, aged by evictions"),
     "s3fifo": EvictionPolicy("S3-FIFO: a small queue filters what is used once"),

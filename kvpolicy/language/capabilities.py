@@ -1,0 +1,127 @@
+"""What each engine's adapter cannot honour yet: the one table, and the conflicts that follow from it.
+
+A field that works leaves the table in the commit that makes it work. `harmless` holds the values that ask for nothing, and
+so are honoured by doing nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvpolicy.language.diagnostics import Diagnostic, Severity
+from kvpolicy.language.fields import did_you_mean
+from kvpolicy.language.tree import Mapping, Node, Scalar, Sequence, to_plain
+from kvpolicy.language.validate import find
+from kvpolicy.language.vocabulary import ATTENTION_BACKENDS, DTYPE_ALIASES, KV_DTYPES
+
+__all__ = ["ADAPTED_ENGINES", "MISSING", "Gap", "conflicts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A field (dotted) that the adapter of ``engine`` does nothing with."""
+
+    engine: str
+    field: str
+    why: str
+    code: str = "KVP601"
+    harmless: tuple[Any, ...] = ()
+
+
+MISSING: tuple[Gap, ...] = (
+    Gap("sglang", "cache.kv_dtype.layers", "SGLang's pools hold one dtype for all layers", harmless=({},)),
+    Gap(
+        "sglang",
+        "backend.page_native",
+        "SGLang plans FlashInfer with single tokens whatever the page size",
+        harmless=(False,),
+    ),
+    Gap("sglang", "backend.cascade", "SGLang has no cascade attention for shared prefixes", harmless=("off",)),
+    Gap("sglang", "allocator.order", "the adapter leaves SGLang's slot allocators as they are"),
+    Gap("sglang", "allocator.watermark", "SGLang evicts exactly what a request lacks"),
+    Gap("sglang", "allocator.guard", "the adapter leaves SGLang's slot allocators as they are", harmless=("off",)),
+    Gap("sglang", "hints", "requests carry no hints yet", harmless=({}, {"allow": []})),
+    *(
+        Gap("vllm", section, "this version has no adapter for vLLM", "KVP603")
+        for section in ("cache", "backend", "allocator", "eviction", "hints")
+    ),
+)
+
+#: Engines whose conflicts matter to a `check` that names no engine.
+ADAPTED_ENGINES = ("sglang",)
+
+
+def conflicts(tree: Mapping, engine: str, *, is_target: bool) -> Iterator[Diagnostic]:
+    """Conflicts of an engine-resolved tree with ``engine``. Warnings only, unless it is known to be the target."""
+    mode = _word(find_value(tree, "cache.on_conflict"))
+    severity: Severity = "error" if is_target and mode != "warn" else "warning"
+    for gap in MISSING:
+        if gap.engine == engine:
+            yield from _gap(tree, gap, severity)
+    yield from _unknown(tree, engine, severity, "cache.kv_dtype", "KV dtype", KV_DTYPES, "default")
+    yield from _unknown(tree, engine, severity, "backend.attention", "attention backend", ATTENTION_BACKENDS, "prefer")
+
+
+def find_value(tree: Mapping, field: str) -> Node | None:
+    """The node at a dotted path, None when it is not written (or null)."""
+    node, _, exists = find(tree, tuple(field.split(".")))
+    return None if not exists or (isinstance(node, Scalar) and node.value is None) else node
+
+
+def _gap(tree: Mapping, gap: Gap, severity: Severity) -> Iterator[Diagnostic]:
+    node, key, _ = find(tree, tuple(gap.field.split(".")))
+    value = find_value(tree, gap.field)
+    if value is None or to_plain(value) in gap.harmless:
+        return
+    at = key or node
+    if gap.code == "KVP603":
+        message = f"`{gap.field}` has no effect on {gap.engine}: {gap.why}"
+        yield at.source.at(at.index, gap.code, severity, message, "take a version of kvpolicy that has one")
+        return
+    section = gap.field.split(".")[0]
+    yield at.source.at(
+        at.index,
+        gap.code,
+        severity,
+        f"`{gap.field}` is not honoured on {gap.engine} yet: {gap.why}",
+        f"remove it, or drop the section for this engine: `engines: {{{gap.engine}: {{{section}: null}}}}`",
+        {"engine": gap.engine, "field": gap.field},
+    )
+
+
+def _unknown(
+    tree: Mapping,
+    engine: str,
+    severity: Severity,
+    field: str,
+    what: str,
+    known: dict[str, tuple[str, ...]],
+    preferring: str,
+) -> Iterator[Diagnostic]:
+    """A conflict when the engine knows none of the acceptable words; a fallback inside `accept` is none."""
+    node = find_value(tree, field)
+    words: list[Scalar] = []
+    if isinstance(node, Mapping):
+        for key in (preferring, "prefer", "accept"):
+            child = node.child(key)
+            words += [w for w in (child.items if isinstance(child, Sequence) else [child]) if isinstance(w, Scalar)]
+    elif isinstance(node, Scalar):
+        words = [node]
+    names = [DTYPE_ALIASES.get(str(word.value), str(word.value)) for word in words]
+    if not words or any(name == "auto" or name not in known or engine in known[name] for name in names):
+        return
+    there = [name for name, engines in known.items() if engine in engines and name != "auto"]
+    yield words[0].source.at(
+        words[0].index,
+        "KVP602",
+        severity,
+        f"{engine} has no {what} '{names[0]}'",
+        did_you_mean(names[0], there) or f"it has {', '.join(there[:8])}, ...",
+        {"engine": engine, "field": field},
+    )
+
+
+def _word(node: Node | None) -> Any:
+    return node.value if isinstance(node, Scalar) else None
