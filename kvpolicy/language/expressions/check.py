@@ -95,14 +95,11 @@ class _Checker:
     def syntax_error(self, error: SyntaxError) -> ExpressionError:
         column = max(0, min((error.offset or 1) - 1, len(self.line)))
         last = error.end_offset - 1 if error.end_offset and error.end_offset > 0 else column + 1
+        percent = self.line.endswith("%")
+        help = "a percent sign is the remainder operator here; write 0.02 for 2%" if percent else "complete it"
         at, length = self.start + column, min(last, len(self.line)) - column
-        if column >= len(self.line):
-            return ExpressionError("the expression ends too early", "complete it", at, 1)
-        if self.line.endswith("%"):
-            return ExpressionError(
-                "the expression ends too early", "a percent sign is the remainder operator here; write 0.02 for 2%",
-                self.start + len(self.line), 1,
-            )  # fmt: skip
+        if not error.offset or (error.lineno or 1) > 1 or column >= len(self.line):
+            return ExpressionError("the expression ends too early", help, self.start + len(self.line))
         message = error.msg.split(". ")[0]
         if message.startswith(("invalid syntax", "'", "cannot", "f-string", "Generator")):
             message = "this is no expression"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .bounds import bounds
-from .fields import ANCHORS, Kind, Trend
+from .fields import ANCHORS, SCORE_FIELDS, Kind, Trend
 from .interpret import fold
 from .nodes import Node, Type, number, operation, read, walk
 from .numerics import MAX
@@ -96,8 +96,6 @@ def _exponential_key(factor: Node, form: _Exponential) -> Node:
 
 
 def _anchored(base: Node, rates: Rates) -> Node:
-    from .fields import SCORE_FIELDS
-
     key = base
     for name, rate in rates.items():
         anchor = read(ANCHORS[SCORE_FIELDS[name].anchor])
@@ -239,15 +237,15 @@ def _quotient(a: _Form | None, b: _Form | None, lowest_divisor: float) -> _Form 
             return _Exponential(_op("div", a.factor, b.node), a.log, a.rates)
         return None
     top = _const(a)
-    if top is not None and lowest_divisor >= 0.0:
-        # Also at zero: the quotient there is its limit from above.
-        return _monotone(b, top < 0.0) if top != 0.0 else None
     if isinstance(a, _Stable) and _one_sign(a.node):
         a = _Exponential(a.node, number(0.0), {})
     if isinstance(a, _Exponential) and isinstance(b, _Exponential) and _never_zero(b.factor):
         rates = _rates(a.rates, b.rates, -1.0)
         if rates is not None:
             return _Exponential(_op("div", a.factor, b.factor), _op("sub", a.log, b.log), rates)
+    if top is not None and top != 0.0 and lowest_divisor >= 0.0:
+        # Also at zero: the quotient there is its limit from above.
+        return _monotone(b, top < 0.0)
     return None
 
 

@@ -1,7 +1,7 @@
 """Tree to Python source to one code object.
 
-The plain operator is used wherever the bounds prove that it gives what ``numerics`` defines; elsewhere the reference
-function is called. Two things the source must keep: a whole-number field never meets another without becoming a double
+The plain operator is used wherever the bounds prove that it gives what ``numerics`` defines or raises; elsewhere the
+reference function is called. What raises, and any result that is not finite, is evaluated again by the reference. Two things the source must keep: a whole-number field never meets another without becoming a double
 first (numbers of the language are doubles), and an absent priority counts as 0 except in comparisons.
 """
 
@@ -144,7 +144,7 @@ class _Writer:
                 left = f"(1.0 * {args[0]})" if whole else args[0]
                 return f"({left} {_SIGNS[node.op]} {args[1]})"
             case "exp" | "log" | "log1p" | "sqrt":
-                return self.transcendental(node.op, bounds(node.args[0]), args[0], t)
+                return self.transcendental(node.op, bounds(node.args[0]).low, args[0], t)
         called = ", ".join(self.double(a, source) for a, source in zip(node.args, args, strict=True))
         return f"n_{node.op}({called})"
 
@@ -159,7 +159,7 @@ class _Writer:
                 return never_zero and bounds(node).safe
             case "mod":
                 return never_zero
-        return (a.low > 0.0 or (a.low >= 0.0 and b.low >= 0.0)) and bounds(node).safe
+        return a.low > 0.0 or (a.low >= 0.0 and b.low >= 0.0)  # an overflow raises, so `slow` sees it
 
     def extreme(self, sign: str, args: list[str]) -> str:
         result = args[0]
@@ -168,11 +168,10 @@ class _Writer:
             result = f"({u} if ({u} := {arg}) {sign} ({t} := {result}) else {t})"
         return result
 
-    def transcendental(self, op: str, x: tuple[float, float], source: str, t: str) -> str:
-        low, high = x
+    def transcendental(self, op: str, low: float, source: str, t: str) -> str:
         match op:
             case "exp":
-                return f"m_exp({source})" if high <= 709.0 else f"n_exp(1.0 * {source})"
+                return f"m_exp({source})"  # an overflow raises, so `slow` sees it
             case "log":
                 pole, default = 0.0, LOG_OF_NOTHING
             case "log1p":

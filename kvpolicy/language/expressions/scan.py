@@ -32,6 +32,7 @@ _INSTEAD = {
     "&": "write `and`", "|": "write `or`", "!": "write `not`", "^": "write `**` for a power", "=": "write `==`",
     "?": "write `x if condition else y`", "#": "a comment belongs outside the expression",
     "\\": "a line may end anywhere; no backslash is needed", "{": _SUBSET, ":": _SUBSET,
+    ":=": "there is nothing to assign to",
 }  # fmt: skip
 _NAMED = {
     ":=": "assignment", "&&": "`&&`", "||": "`||`", "=": "a single `=`", "{": "a set or dict", "#": "a comment",
@@ -56,6 +57,7 @@ def scan(text: str) -> tuple[str, int]:
     tokens = 0
     at = 0
     before = ""  # kind of the token that ends exactly where this one starts
+    last = ""  # kind of the token before this one, spaces aside
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
@@ -68,6 +70,11 @@ def scan(text: str) -> tuple[str, int]:
                     f"the expression has more than {MAX_TOKENS} tokens", "compute less", at, len(text) - at
                 )
             _check_token(text, at, kind, word, before)
+            if kind == last == "string":
+                raise ExpressionError(
+                    "two strings side by side", "a string stands between one pair of quotes", at, len(word)
+                )
+            last = kind
             if word in ("(", "["):
                 open_brackets.append((word, at))
                 if len(open_brackets) > MAX_BRACKETS:
@@ -95,6 +102,8 @@ def _check_token(text: str, at: int, kind: str, word: str, before: str) -> None:
             start,
             at + len(word) - start,
         )
+    if kind == "number" and len(word) > 1 and word[0] == "0" and word.strip("0_").isdigit() and word[1:2] != ".":
+        raise ExpressionError(f"`{word}` has a leading zero", f"write {word.lstrip('0_')}", at, len(word))
     if kind == "number" and before in ("number", "name"):
         raise ExpressionError(f"`{word}` is out of place", "write numbers like 0.5, 4096 or 1e6", at, len(word))
     if kind == "name" and keyword.iskeyword(word) and word not in _WORDS:
@@ -109,8 +118,6 @@ def _check_token(text: str, at: int, kind: str, word: str, before: str) -> None:
             f"{what} is not part of the expression language", 'write a plain string, as in "gold"', start,
             at + len(word) - start,
         )  # fmt: skip
-    if before == "string":
-        raise ExpressionError("two strings side by side", "a string stands between one pair of quotes", at, len(word))
     for i, char in enumerate(word):
         if char == "\\" or not char.isprintable():
             raise ExpressionError(

@@ -1,0 +1,286 @@
+"""Generated expressions and fuzzed texts: total, equal to the reference, and classified truthfully."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from kvpolicy.eviction.base import PolicyClock, RequestInfo, UnitMeta
+from kvpolicy.language.expressions import (
+    SCORE_FIELDS,
+    CompiledScore,
+    ExpressionError,
+    compile_admit,
+    compile_match,
+    compile_score,
+)
+from kvpolicy.language.expressions.check import check
+from kvpolicy.language.expressions.fields import Field
+from kvpolicy.language.expressions.interpret import in_range, interpret
+
+NUMBERS = [name for name, f in SCORE_FIELDS.items() if f.kind.name == "NUMBER"]
+CLOCKED = [name for name, f in SCORE_FIELDS.items() if f.anchor]
+QUIET = settings(
+    deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+literals = st.one_of(
+    st.integers(0, 9).map(str),
+    st.sampled_from(["0.5", "0.001", "600", "4096", "1e6", "1e300", "1e-300", "1.7e308", "9007199254740992"]),
+)
+tame_literals = st.one_of(st.integers(1, 9).map(str), st.sampled_from(["0.5", "0.9", "0.01", "60", "600", "4096"]))
+
+
+def expressions(names: list[str], literals: st.SearchStrategy[str], leaves: int) -> st.SearchStrategy[str]:
+    """Numeric expressions; some mix units and do not compile."""
+    atoms = st.one_of(literals, st.sampled_from(names))
+    texts = st.sampled_from(
+        ["is_output", 'request.cache_salt == "a"', 'request.lora in ("a", "b")', "request.priority is None",
+         "request.priority < 0", "request.session_id != request.cache_salt", "not is_output"]
+    )  # fmt: skip
+
+    def grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        compare = st.builds(
+            "{} {} {}".format, inner, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), inner
+        )
+        test = st.one_of(
+            texts, compare, st.builds("({} and {})".format, compare, texts), st.builds("not ({})".format, compare),
+            st.builds("({} or {})".format, texts, compare), st.builds("0 < {} <= 3 * {}".format, inner, inner),
+        )  # fmt: skip
+        return st.one_of(
+            st.builds("({} {} {})".format, inner, st.sampled_from("+ - * / // % * - /".split()), inner),
+            st.builds("({} ** {})".format, inner, inner),
+            st.builds("(-{})".format, inner),
+            st.builds("{}({})".format, st.sampled_from("abs ceil exp floor log log1p sqrt exp log1p".split()), inner),
+            st.builds("{}({}, {})".format, st.sampled_from(["min", "max"]), inner, inner),
+            st.builds("clamp({}, {}, {})".format, inner, inner, inner),
+            st.builds("({} if {} else {})".format, inner, test, inner),
+            st.builds("(0.5 * {})".format, inner),
+        )
+
+    return st.recursive(atoms, grow, max_leaves=leaves)
+
+
+any_expression = expressions(NUMBERS, literals, 12)
+tame_expression = expressions([*NUMBERS, *CLOCKED, *CLOCKED], tame_literals, 7)
+decaying = st.one_of(
+    tame_expression,
+    st.builds("{} * exp(-{} * {})".format, tame_expression, tame_literals, st.sampled_from(CLOCKED)),
+    st.builds("{} * 0.5 ** ({} / 600)".format, tame_expression, st.sampled_from(CLOCKED)),
+    st.builds("{} - {} * {}".format, tame_expression, tame_literals, st.sampled_from(CLOCKED)),
+    st.builds("{} / ({} + {})".format, tame_expression, tame_literals, st.sampled_from(CLOCKED)),
+    st.builds("({} - {}) * exp(-{})".format, st.just("1"), st.sampled_from(["hits", "9"]), st.sampled_from(CLOCKED)),
+)
+
+
+@st.composite
+def units(draw: st.DrawFn, largest: int = 2**53) -> UnitMeta:
+    whole = st.one_of(st.integers(0, 5), st.integers(0, largest))
+    text = st.sampled_from([None, "a", "b"])
+    birth_seq, birth_ms = draw(whole), draw(whole)
+    return UnitMeta(
+        size_tokens=max(1, draw(whole)),
+        depth_tokens=max(1, draw(whole)),
+        birth_seq=birth_seq,
+        birth_ms=birth_ms,
+        touch_seq=max(birth_seq, draw(whole)),
+        touch_ms=max(birth_ms, draw(whole)),
+        order=0,
+        hits=draw(whole),
+        reuse_gap_s=draw(st.one_of(st.just(0.0), st.floats(0.0, float(largest)))),
+        is_output=draw(st.booleans()),
+        cache_salt=draw(text),
+        priority=draw(st.one_of(st.none(), st.integers(-5, 5), st.integers(-largest, largest))),
+        session_id=draw(text),
+        lora=draw(text),
+    )
+
+
+def later(unit: UnitMeta, requests: int, ms: int) -> PolicyClock:
+    return PolicyClock(unit.touch_seq + requests, unit.touch_ms + ms)
+
+
+def compiled(text: str) -> CompiledScore:
+    try:
+        return compile_score(text)
+    except ExpressionError:
+        assume(False)
+        raise
+
+
+def field_value(unit: UnitMeta, clock: PolicyClock, field: Field) -> object:
+    match field.name:
+        case "idle_requests":
+            return clock.request_seq - unit.touch_seq
+        case "age_requests":
+            return clock.request_seq - unit.birth_seq
+        case "idle_s":
+            return (clock.now_ms - unit.touch_ms) / 1000.0
+        case "age_s":
+            return (clock.now_ms - unit.birth_ms) / 1000.0
+    return getattr(unit, field.name.removeprefix("request."))
+
+
+@QUIET
+@given(any_expression, units(), st.integers(0, 2**40), st.integers(0, 2**40))
+@example("hits ** hits", UnitMeta(1, 1, 0, 0, 0, 0, 0, hits=2**53), 0, 0)
+@example("1 / 2 ** idle_requests", UnitMeta(1, 1, 0, 0, 0, 0, 0), 5000, 0)
+@example("hits * size_tokens + depth_tokens", UnitMeta(2**53 - 1, 2**53 - 3, 0, 0, 0, 0, 0, hits=2**53 - 5), 0, 0)
+def test_generated_code_is_total_and_equals_the_reference(text: str, unit: UnitMeta, requests: int, ms: int) -> None:
+    score = compiled(text)
+    clock = later(unit, requests, ms)
+    got = score.evaluate(unit, clock)
+    assert type(got) is float
+    assert math.isfinite(got)
+    node = check(text, SCORE_FIELDS, {})
+    assert got == interpret(node, lambda f: in_range(f, field_value(unit, clock, f)))
+
+
+@QUIET
+@given(
+    any_expression,
+    st.lists(st.sampled_from([0, -1, 2**63, 10**400, -(10**400), 5]), min_size=9, max_size=9),
+    st.sampled_from([0.0, -1.0, math.nan, math.inf, -math.inf, 5e-324]),
+)
+def test_values_outside_a_fields_range_never_raise(text: str, values: list[int], gap: float) -> None:
+    a, b, c, d, e, f, g, now, seq = values
+    unit = UnitMeta(a, b, c, d, e, f, 0, hits=g, reuse_gap_s=gap, priority=now)
+    got = compiled(text).evaluate(unit, PolicyClock(seq, now))
+    assert math.isfinite(got)
+
+
+@QUIET
+@given(any_expression, units(largest=10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_folding_a_constant_equals_reading_it_from_a_field(text: str, unit: UnitMeta, requests: int, ms: int) -> None:
+    unit.priority = unit.priority or 1
+    clock = later(unit, requests, ms)
+    expected = compiled(text).evaluate(unit, clock)
+    folded = text.replace("request.priority is None", "is_output != is_output")
+    for name in sorted(NUMBERS, key=len, reverse=True):
+        folded = folded.replace(name, f"({float(field_value(unit, clock, SCORE_FIELDS[name]))!r})")  # type: ignore[arg-type]
+    score = compiled(folded)  # not where a constant would overflow or divide by zero: those are errors
+    assert not score.fields & set(NUMBERS)
+    assert score.evaluate(unit, clock) == expected
+
+
+def surely_less(a: float, b: float) -> bool:
+    """By more than the rounding of a few operations on numbers up to 1e7."""
+    return b - a > 1e-6 * max(abs(a), abs(b)) and b - a > 1e-6
+
+
+moments = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3_000_000)), min_size=2, max_size=4)
+
+
+@settings(QUIET, max_examples=400)
+@given(decaying, units(largest=5000), units(largest=5000), moments)
+@example("(1 - 9) * exp(-idle_s)", UnitMeta(1, 1, 0, 0, 0, 0, 0), UnitMeta(1, 1, 0, 0, 0, 900, 1), [(0, 1), (0, 500)])
+@example("hits * 0.5 ** (idle_s / 600)", UnitMeta(1, 1, 0, 0, 0, 0, 0), UnitMeta(1, 1, 0, 0, 0, 1, 1, hits=1), [(0, 0)])
+def test_a_key_is_static_and_sorts_as_the_score_does(
+    text: str, one: UnitMeta, other: UnitMeta, steps: list[tuple[int, int]]
+) -> None:
+    score = compiled(text)
+    assume(score.score_class != "dynamic")
+    clock = PolicyClock(max(one.touch_seq, other.touch_seq), max(one.touch_ms, other.touch_ms))
+    keys = score.key(one, clock), score.key(other, clock)
+    assert all(map(math.isfinite, keys))
+    slack = 1e-9 * (1.0 + abs(keys[0]) + abs(keys[1]))
+    first = score.evaluate(one, clock)
+    for requests, ms in steps:
+        clock = PolicyClock(clock.request_seq + requests, clock.now_ms + ms)
+        assert (score.key(one, clock), score.key(other, clock)) == keys
+        a, b = score.evaluate(one, clock), score.evaluate(other, clock)
+        if surely_less(a, b):
+            assert keys[0] < keys[1] + slack, (a, b, keys)
+        if surely_less(b, a):
+            assert keys[1] < keys[0] + slack, (a, b, keys)
+        if score.score_class == "stable":
+            assert a == first
+
+
+@settings(QUIET, max_examples=300)
+@given(decaying, units(largest=5000), st.integers(0, 50), st.integers(0, 50_000), st.data())
+def test_the_hint_of_a_key_holds_at_a_touch(
+    text: str, unit: UnitMeta, requests: int, ms: int, data: st.DataObject
+) -> None:
+    score = compiled(text)
+    assume(score.change in ("static", "grows"))
+    clock = later(unit, requests, ms)
+    before = score.key(unit, clock)
+    touched = copy.copy(unit)
+    touched.hits += 1
+    touched.touch_seq, touched.touch_ms = clock.request_seq, clock.now_ms
+    touched.reuse_gap_s = data.draw(st.floats(0.0, 5000.0))
+    touched.priority = data.draw(st.one_of(st.none(), st.integers(-5, 5)))
+    touched.cache_salt = touched.session_id = touched.lora = data.draw(st.sampled_from([None, "a", "b"]))
+    after = score.key(touched, clock)
+    if score.change == "static":
+        assert after == before
+    else:
+        assert after >= before - 1e-12 * abs(before)
+
+
+# -- texts --
+
+_WORDS = [
+    *SCORE_FIELDS, *"and or not if else in is None True False ( ) [ ] , . + - * / // % ** < <= > >= == != : := = ; @ { }"
+    .split(), *"lambda for await yield import log exp min clamp 0 1 9 1e999 0x1f 600s 2% f'a' b\"a\" 'a' \"é\" \n \t \x00 \\"
+    .split(" "), "'", '"', "é", "\ud800", "\u202e", "9**9**9", "request", "__class__", "__import__('os')", "#", " ",
+]  # fmt: skip
+fuzz = st.one_of(
+    st.text(max_size=80),
+    st.lists(st.sampled_from(_WORDS), max_size=60).map(" ".join),
+    st.lists(st.sampled_from(_WORDS), max_size=60).map("".join),
+    st.builds(lambda w, n: w * n, st.sampled_from(_WORDS), st.integers(1, 3000)),
+    any_expression.flatmap(lambda t: st.integers(0, len(t)).map(lambda i: t[:i] + t[i + 1 :])),
+)
+
+
+def refuse_or_compile(text: str) -> None:
+    for compiler in (compile_score, compile_match, compile_admit):
+        started = time.process_time()
+        try:
+            compiler(text)
+        except ExpressionError as error:
+            assert error.message
+            assert error.help
+            assert 0 <= error.offset <= len(text)
+            assert error.length >= 1
+            assert error.offset + error.length <= max(len(text), error.offset + 1)
+        assert time.process_time() - started < 0.25, text  # 50 ms is the aim; the test machine is shared
+
+
+@settings(QUIET, max_examples=500)
+@given(fuzz)
+def test_any_text_compiles_or_is_one_located_error(text: str) -> None:
+    refuse_or_compile(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 4000, "[" * 4000, "(" * 32 + "1" + ")" * 32, "-" * 4000 + "1", "not " * 1000 + "is_output", "hits." * 800,
+        "hits" + " ** hits" * 250, "hits" + " < hits" * 250, "1 if is_output else " * 200 + "1", "abs(" * 31 + "hits" + ")" * 31,
+        "9" * 4000, "0." + "0" * 3000 + "1", "1e" + "9" * 4000, "hits in (" + "1," * 200 + ")", "min(" + "hits," * 200 + "1)",
+        "9**9**9", "9**99**99**99", "((((((((" * 4 + "hits**100" + ")**100" * 32, "+".join(["hits"] * 256), "'" + "a" * 4000 + "'",
+        "(hits < " * 30 + "1" + " < 2)" * 30, "(1 if 0 < " * 20 + "hits" + " < 9 else 2)" * 20, "a" * 10_000, "[" + "(" * 31,
+        "".join("([" for _ in range(16)), "clamp(" * 30 + "hits" + ",1,2)" * 30, "\n" * 4000 + "hits", "hits" + "\n" * 4000,
+        "exp(" * 31 + "hits" + ")" * 31, "max(" * 31 + "hits" + ",1)" * 31, "-" * 46 + "hits", "hits" + "/reuse_gap_s" * 40,
+        "hits//reuse_gap_s" + "%reuse_gap_s" * 40, "(" * 31 + "hits" + "/idle_s) if is_output else 1" + ")" * 30,
+    ],
+)  # fmt: skip
+def test_adversarial_texts_are_quick(text: str) -> None:
+    refuse_or_compile(text)
+
+
+@QUIET
+@given(units(), st.sampled_from(['request.lora != "a"', "request.priority not in (1, 2)", "0 <= request.priority <= 3"]))
+def test_match_and_admit_agree_on_requests(unit: UnitMeta, text: str) -> None:
+    request = RequestInfo(unit.cache_salt, unit.priority, unit.session_id, unit.lora)
+    got = compile_match(text).evaluate(unit, PolicyClock())
+    assert isinstance(got, bool)
+    assert got == compile_admit(text).evaluate(request, 1, 1)
