@@ -5,6 +5,7 @@ Standard library only: it must run before anything is installed. The layout unde
     v/                  the venv: torch, transformers, what SGLang imports, kvpolicy (editable), the test tools
     sglang-<version>/   one SGLang each, installed without dependencies, chosen by PYTHONPATH
     triton/             the real Triton, interpreted
+    wheelhouse/         the core's dependencies as wheels, for tests that install it into fresh venvs
     models/             model directories (tools/models.py)
 
 The root is `.cache/env` in the checkout, or the folder named by KVPOLICY_TEST_ENV. Such a folder that was prepared by
@@ -115,13 +116,18 @@ class Environment:
             self._step("kvpolicy", project, "kvpolicy", self._install, "--editable", str(CHECKOUT))
             if test_tools:
                 self._step("tools", project, "the test tools", self._install, "--editable", f"{CHECKOUT}[dev]")
+                self._step("wheelhouse", project, "the core's own dependencies", self._download_core)
 
     @property
     def prepared_by_hand(self) -> bool:
         return self.python.exists() and not (self.root / ".v.stamp").exists() and ROOT_VARIABLE in os.environ
 
     def _check_prepared(self, versions: Sequence[str]) -> None:
-        missing = [name for name in ("triton", *(f"sglang-{v}" for v in versions)) if not (self.root / name).is_dir()]
+        missing = [
+            name
+            for name in ("triton", "wheelhouse", *(f"sglang-{v}" for v in versions))
+            if not (self.root / name).is_dir()
+        ]
         if missing:
             sys.exit(f"{self.root} ({ROOT_VARIABLE}) was prepared by hand and lacks {', '.join(missing)}")
         probe = [str(self.python), "-P", "-c", "import kvpolicy; print(kvpolicy.__file__)"]
@@ -145,6 +151,12 @@ class Environment:
     def _install(self, _home: Path, *arguments: str) -> None:
         self._pip("install", *arguments)
 
+    def _download_core(self, home: Path) -> None:
+        """The wheels that the core depends on, so that tests can install it into fresh venvs without a network."""
+        shutil.rmtree(home, ignore_errors=True)
+        requires = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
+        self._pip("download", "--only-binary=:all:", "--dest", str(home), *requires)
+
     def _step(self, name: str, pins: Any, what: str, build: Any, *args: Any) -> str:
         """Run one build step unless its stamp matches `pins`; returns the stamp."""
         stamp_file = self.root / f".{name}.stamp"
@@ -167,7 +179,7 @@ class Environment:
             assert pip.stdout is not None
             for line in pip.stdout:
                 said.append(line)
-                if line.startswith(("Collecting ", "Installing ")):
+                if line.startswith(("Collecting ", "Processing ", "Installing ")):
                     print("   ", line.split(" (from ")[0].strip()[:110], flush=True)
         if pip.returncode != 0:
             sys.exit("".join(said[-40:]) + f"\npip failed with exit code {pip.returncode}: {' '.join(command)}")

@@ -121,6 +121,7 @@ def run_server(
     *flags: str,
     policy: Path | str | None = None,
     log_path: Path,
+    cwd: Path | None = None,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[Server]:
     """A healthy server for the length of the block; afterwards none of its processes is left.
@@ -131,7 +132,13 @@ def run_server(
     command = [str(engine.python), "-m", "sglang.launch_server", *server_arguments(model, flags, policy, port)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command, env=engine.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=cwd,
+            env=engine.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     server = Server(port, process, log_path)
     try:
