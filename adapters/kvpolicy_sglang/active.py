@@ -1,7 +1,8 @@
 """What this process runs: one policy, what of it took effect, and the live figures of its eviction.
 
-One :class:`ActivePolicy` exists in a process that has a policy (launcher or scheduler), none in any other. The launch side
-creates it, the cache side fills `core`, `index` and the counters, and status and metrics read it. No engine is imported.
+One :class:`ActivePolicy` exists in a process that has a policy (launcher or scheduler), none in any other. The launch
+side creates it, the cache side fills `core`, `index` and the counters, and status and metrics read it. No engine is
+imported.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class ActivePolicy:
     pool_tokens: int = 0
 
     # -- counters kept here because they exist without an index too --
-    fallbacks: Counter[str] = field(default_factory=Counter)  # by reason; each one is a call served in the engine's order
+    fallbacks: Counter[str] = field(default_factory=Counter)  # by reason; one a call served in the engine's order
     evict_calls: int = 0
     evict_seconds: float = 0.0
     #: Called as `(active, seconds)` after each eviction call; set by the metrics side when metrics are on.
@@ -80,6 +81,11 @@ class ActivePolicy:
     def origin(self, path: str) -> str:
         """file:line of one value of the policy, or of the policy as a whole."""
         return self.origins.get(path, self.source)
+
+    @property
+    def eviction_yielded_to(self) -> str | None:
+        """Who won over the policy's eviction under `on_conflict: warn`; then the engine's order serves throughout."""
+        return next((found.winner for found in self.conflicts if found.setting.startswith("eviction.")), None)
 
     def observe_evict(self, seconds: float) -> None:
         """Count one eviction call of the engine. Never raises."""
@@ -93,7 +99,7 @@ class ActivePolicy:
                 self.note_fallback("metrics", "metrics stopped: their update raised")
 
     def note_fallback(self, reason: str, message: str) -> None:
-        """Count that a policy step failed and stock behaviour served instead; the traceback is logged the first time."""
+        """Count that a policy step failed and stock behaviour served instead; the first traceback is logged."""
         self.fallbacks[reason] += 1
         if self.fallbacks[reason] == 1:
             logger.exception("kvpolicy: %s (further ones are counted only)", message)

@@ -1,7 +1,7 @@
 """The policy's way into child processes: the whole flattened document in one environment variable, with its digest.
 
-Children never read the policy file, so a file that changes while a server starts changes nothing. Every process computes
-the digest again from what it received.
+Children never read the policy file, so a file that changes while a server starts changes nothing. Every process
+computes the digest again from what it received.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _help_asked(argv: Sequence[str]) -> bool:
 
 
 def _config_has_flag(argv: Sequence[str]) -> bool:
-    """Whether SGLang's own `--config FILE` (YAML, merged into argv) names a policy. SGLang reports a bad file itself."""
+    """Whether SGLang's own `--config FILE` (YAML, merged into argv) names a policy. SGLang reports a bad file."""
     if "--config" not in argv:
         return False
     where = list(argv).index("--config") + 1

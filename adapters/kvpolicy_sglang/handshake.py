@@ -1,12 +1,14 @@
 """Proof that every scheduler process runs the policy, asked for before the server answers or the Engine returns.
 
-SGLang swallows plugin failures, so a child could serve without its policy and look healthy. Each scheduler therefore writes
-one report into a directory private to this start (named in the carried policy) when it is fully built, and the launcher
-compares the reports with the processes it started, whatever their arrangement (tensor, pipeline or data parallel).
+SGLang swallows plugin failures, so a child could serve without its policy and look healthy. Each scheduler therefore
+writes one report into a directory private to this start (named in the carried policy) when it is fully built, and the
+launcher compares the reports with the processes it started, whatever their arrangement (tensor, pipeline or data
+parallel).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -44,11 +46,9 @@ def report(directory: str, facts: dict[str, Any]) -> None:
 
 
 def report_failure(directory: str, message: str) -> None:
-    """A scheduler says why it ends, so that the launcher can say it last. Best effort: the message is printed anyway."""
-    try:
+    """A scheduler says why it ends, so that the launcher can say it last. Best effort: it is printed anyway."""
+    with contextlib.suppress(OSError):
         _write(directory, f"failed-{os.getpid()}.json", message)
-    except OSError:
-        pass
 
 
 def failure(directory: str) -> str | None:

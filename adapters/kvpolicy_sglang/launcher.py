@@ -1,7 +1,7 @@
 """The launcher's side: accept the flag, load and carry the policy, resolve, and verify the schedulers.
 
-It runs in the process that parses arguments (`python -m sglang.launch_server`, `sglang serve`) or constructs the Engine.
-Policy errors end the start before anything heavy is imported.
+It runs in the process that parses arguments (`python -m sglang.launch_server`, `sglang serve`) or constructs the
+Engine. Policy errors end the start before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from . import carry, flags, handshake, probe, resolution
 from .active import ActivePolicy, set_current
 from .hooks import HookSet
+from .machine import possible_on
 
 __all__ = ["PENDING", "Pending", "load_active", "register"]
 
@@ -71,8 +72,8 @@ def _add_flag(_result: None, parser: argparse.ArgumentParser) -> None:
         type=str,
         default=None,
         metavar="FILE",
-        help="KV-cache policy: a YAML file or the name of a shipped policy (kvpolicy list). It decides page size, KV dtype, "
-        "attention backend and what is evicted.",
+        help="KV-cache policy: a YAML file or the name of a shipped policy (kvpolicy list). It decides page size, "
+        "KV dtype, attention backend and what is evicted.",
     )
     for action in parser._actions:
         if action.dest in resolution.FIELDS:
@@ -80,7 +81,7 @@ def _add_flag(_result: None, parser: argparse.ArgumentParser) -> None:
 
 
 def _recording(kind: type[argparse.Action]) -> type[argparse.Action]:
-    """`kind`, noting on the namespace that it was used: a given default cannot be told from a missing flag otherwise."""
+    """`kind`, noting on the namespace that it was used: else a given default looks like a missing flag."""
 
     class Recording(kind):  # type: ignore[misc, valid-type]
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -122,7 +123,6 @@ def load_active(source: str) -> ActivePolicy:
         say(f"kvpolicy: {source}: not started: the policy has errors (kvpolicy check {source})")
         raise SystemExit(1)
     compiled = compile_policy(result, "sglang")
-    paths = ("cache.page_size", "cache.kv_dtype", "backend.attention", "eviction.policy", "eviction.params", "eviction.core")
     return ActivePolicy(
         policy=result.policy,
         flat=result.flat,
@@ -131,7 +131,7 @@ def load_active(source: str) -> ActivePolicy:
         name=compiled.name,
         source=source,
         compiled=compiled,
-        origins={path: "{}:{}".format(*result.locate(path)) for path in paths},
+        origins={path: "{}:{}".format(*result.locate(path)) for path in resolution.PATHS},
     )
 
 
@@ -139,7 +139,7 @@ def load_active(source: str) -> ActivePolicy:
 
 
 def _resolve(original: Callable[..., Any], server_args: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around the engine's argument resolution: ask before it, compare after it, then carry the policy to the children."""
+    """Around the engine's argument resolution: ask before it, compare after it, then carry the policy along."""
     if flags.disabled(os.environ) or "_kv_policy" in vars(server_args):
         return original(server_args, *args, **kwargs)
     active = PENDING.active
@@ -152,7 +152,7 @@ def _resolve(original: Callable[..., Any], server_args: Any, *args: Any, **kwarg
     explicit = PENDING.explicit
     if explicit is None:
         explicit = resolution.explicit_by_value(server_args, _defaults(type(server_args)))
-    resolution.ask(active, server_args, explicit, _possible(server_args))
+    resolution.ask(active, server_args, explicit, possible_on(getattr(server_args, "device", None)))
     result = original(server_args, *args, **kwargs)
     for name, why in _REFUSED.items():
         if probe.resolved(server_args, name):
@@ -172,20 +172,6 @@ def _defaults(server_args_class: type) -> dict[str, Any]:
     import dataclasses
 
     return {found.name: found.default for found in dataclasses.fields(server_args_class)}
-
-
-def _possible(server_args: Any) -> Callable[[str, Any], bool]:
-    """Whether this machine can run a value at all; only what is certain is said no to."""
-    import torch
-
-    device = getattr(server_args, "device", None) or ("cuda" if torch.cuda.is_available() else "cpu")
-    if str(device).partition(":")[0] != "cpu":
-        return lambda field, value: True
-    on_cpu = {
-        "attention_backend": {"torch_native", "intel_amx", "flex_attention", "auto"},
-        "kv_cache_dtype": {"bf16", "fp16", "fp32", "auto"},
-    }
-    return lambda field, value: value in on_cpu.get(field, {value})
 
 
 def _carry(active: ActivePolicy, server_args: Any) -> None:
@@ -215,8 +201,9 @@ def _carry(active: ActivePolicy, server_args: Any) -> None:
 
 def _summary(active: ActivePolicy) -> list[str]:
     lines = [f"kvpolicy: policy {active.name} ({active.source}), digest {active.digest[:12]}"]
-    for setting in active.settings.values():
-        lines.append(f"  {setting.flag.removeprefix('--'):24} {setting.requested} -> {setting.effective} ({setting.decided_by})")
+    for known in active.settings.values():
+        name = known.flag.removeprefix("--")
+        lines.append(f"  {name:24} {known.requested} -> {known.effective} ({known.decided_by})")
     return lines
 
 
@@ -269,4 +256,5 @@ def _verified(active: ActivePolicy, reports: list[dict[str, Any]]) -> dict[str, 
         first.get("core"),
         first.get("core_reason"),
     )
-    return {**{key: value for key, value in first.items() if not key.endswith("pid")}, "verified_schedulers": len(reports)}
+    facts = {key: value for key, value in first.items() if not key.endswith("pid")}
+    return {**facts, "verified_schedulers": len(reports)}

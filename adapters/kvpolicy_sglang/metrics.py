@@ -1,7 +1,7 @@
 """`kvpolicy_*` in SGLang's `/metrics`: evictions by rule, evicted tokens, fallbacks, evict seconds, policy info.
 
-The scheduler writes into prometheus_client's multiprocess directory, which SGLang's HTTP process serves. The client must
-not be imported before SGLang has named that directory, hence the import inside :func:`start`.
+The scheduler writes into prometheus_client's multiprocess directory, which SGLang's HTTP process serves. The client
+must not be imported before SGLang has named that directory, hence the import inside :func:`start`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The entry point SGLang calls in every process (group `sglang.srt.plugins`).
 
-SGLang loads plugins before it parses arguments, and it swallows their exceptions. So this module imports almost nothing
-until a policy is asked for, and turns every failure into a `SystemExit`, which is not swallowed: a server never runs
-without the policy it was started with.
+SGLang loads plugins before it parses arguments, and it swallows their exceptions. So this module imports almost
+nothing until a policy is asked for, and turns every failure into a `SystemExit`, which is not swallowed: a server
+never runs without the policy it was started with.
 
 Three cases, decided from argv, the environment and the `--config` file alone:
 

@@ -38,7 +38,7 @@ def require_supported_engine() -> None:
 
 
 def resolve_seam(server_args_class: type) -> str:
-    """Name of the ServerArgs method within which the engine resolves arguments: declared (0.5.20+) or at construction."""
+    """The ServerArgs method that resolves arguments: a declared one from 0.5.20, construction before."""
     return "resolve_once" if hasattr(server_args_class, "resolve_once") else "__post_init__"
 
 

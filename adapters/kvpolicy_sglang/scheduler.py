@@ -51,7 +51,8 @@ class _Child:
 
             cache_hooks.install(active, self.hooks)
         except Exception as error:
-            handshake.report_failure(self.carried.handshake_dir, f"kvpolicy: in a scheduler: {type(error).__name__}: {error}")
+            message = f"kvpolicy: in a scheduler: {type(error).__name__}: {error}"
+            handshake.report_failure(self.carried.handshake_dir, message)
             raise
 
     def _build(self, original: Callable[..., Any], scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:

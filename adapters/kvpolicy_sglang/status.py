@@ -30,7 +30,7 @@ _NAMED_FORMATS = {"mxfp8", "nvfp4", "fp4_mx_block16"}
 
 
 def built_values(scheduler: Any) -> dict[str, Any]:
-    """`{engine field: value in the policy's words}` read off the objects the scheduler built; unknown ones are absent."""
+    """`{engine field: value in the policy's words}` of the objects the scheduler built; unknown ones are absent."""
     allocator = scheduler.token_to_kv_pool_allocator
     runner = scheduler.tp_worker.model_runner
     found: dict[str, Any] = {"page_size": int(allocator.page_size)}
@@ -94,7 +94,7 @@ def block(active: ActivePolicy) -> dict[str, Any]:
 def line(active: ActivePolicy) -> str:
     """One line for the log of each scheduler."""
     settings = ", ".join(
-        f"{setting.flag.removeprefix('--')} {setting.requested} -> {setting.effective}" for setting in active.settings.values()
+        f"{known.flag.removeprefix('--')} {known.requested} -> {known.effective}" for known in active.settings.values()
     )
     return (
         f"kvpolicy: policy {active.name}, digest {active.digest[:12]}, core {active.core} ({active.core_reason})"
