@@ -1,4 +1,5 @@
-"""Check policies: every error of every file at once. Exit 0: no error, 1: an error in a policy, 2: bad usage or no such file."""
+"""Check policies: every error of every file at once. Exit 0: no error, 1: an error in a policy, 2: bad usage or no
+such file."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ import sys
 
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from kvpolicy.cli.render import FORMATS, render
+from kvpolicy.facts import FactsArgumentError, deployment, report_on
 from kvpolicy.language import Diagnostic, LoadResult, load_policy, load_text
 from kvpolicy.language.source import MAX_BYTES, Source
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "load_argument", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,24 +27,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     facts.add_argument("--model", metavar="DIR|config.json", help="the model's folder or its config.json")
     facts.add_argument("--gpu", help="the GPU, like h200")
-    facts.add_argument("--memory", help="memory for the KV cache, like 60GiB")
+    facts.add_argument("--memory", help="memory for the KV pool of one rank, like 60GiB (default: an estimate)")
+    facts.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks (default: 1)")
+    facts.add_argument(
+        "--length",
+        type=int,
+        default=32768,
+        metavar="TOKENS",
+        help="request to count index entries for (default: 32768)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    engine = None
-    if args.engine is not None:
-        engine = args.engine.split("=")[0].strip().lower()
-        if engine not in ("sglang", "vllm"):
-            print(f"kvpolicy check: unknown engine '{args.engine}' (known: sglang, vllm)", file=sys.stderr)
-            return EXIT_USAGE
+    try:
+        where = deployment(
+            engine=args.engine,
+            model=args.model,
+            gpu=args.gpu,
+            memory=args.memory,
+            tp=args.tp,
+            length_tokens=args.length,
+        )
+    except FactsArgumentError as error:
+        hint = f" ({error.help})" if error.help else ""
+        print(f"kvpolicy check: {error.message}{hint}", file=sys.stderr)
+        return EXIT_USAGE
+    engine = where.target.name if where.target else None
     found: list[Diagnostic] = []
     sources: dict[str, Source] = {}
     unopenable = False
     for argument in args.policies:
-        result = _load(argument, engine)
+        result = load_argument(argument, engine)
         unopenable |= result.unopenable
         sources.update(result.sources)
         found += result.diagnostics
+        if result.policy is not None:
+            found += report_on(result.policy, where, locate=result.locate)
     if args.strict:
         found = [_strict(d) for d in found]
     failed = any(d.severity == "error" for d in found)
@@ -50,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_USAGE if unopenable else EXIT_ERROR if failed else EXIT_OK
 
 
-def _load(argument: str, engine: str | None) -> LoadResult:
+def load_argument(argument: str, engine: str | None) -> LoadResult:
     if argument == "-":
         return load_text(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", engine)
     return load_policy(argument, engine)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvpolicy.facts.errors import FactsArgumentError, did_you_mean
 
-__all__ = ["ENGINES", "EngineTarget", "Version", "parse_engine", "parse_version"]
+__all__ = ["ENGINES", "NEWEST_SGLANG", "EngineTarget", "Version", "parse_engine", "parse_version"]
 
 Version = tuple[int, int, int]
 
@@ -43,6 +43,9 @@ def parse_version(text: str) -> Version:
         raise ValueError(f"not a version: {text!r}")
     major, minor, patch = match.groups(default="0")
     return int(major), int(minor), int(patch)
+
+
+NEWEST_SGLANG = parse_version(ENGINES["sglang"][-1])
 
 
 def parse_engine(text: str) -> EngineTarget:

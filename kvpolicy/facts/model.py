@@ -16,7 +16,7 @@ from kvpolicy.facts.dtypes import canonical
 from kvpolicy.facts.errors import FactsArgumentError
 from kvpolicy.facts.weights import weight_bytes
 
-__all__ = ["ModelFacts", "load_model", "model_from_config"]
+__all__ = ["ORDINARY", "ModelFacts", "load_model", "model_from_config"]
 
 # Keys that transformers fills from the config class when config.json leaves them out, by model_type.
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -37,8 +37,8 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 # ModelConfig._derive_model_shapes: attention_arch = MLA (plus anything that carries kv_lora_rank in these families).
 _MLA_PREFIXES = (
     "DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "GlmMoeDsa", "Glm5Next", "LongcatFlash", "HYV4",
-    "DotsVLM", "Dots3Note", "MistralLarge3", "Pixtral", "KimiK25", "Eagle3DeepseekV2", "GigaChat35", "MiniCPM3", "DeepseekVL2",
-    "KimiVL", "KimiLinear", "KimiK3", "BailingMoeV2_5", "BailingMoeV3", "SarvamMLA",
+    "DotsVLM", "Dots3Note", "MistralLarge3", "Pixtral", "KimiK25", "Eagle3DeepseekV2", "GigaChat35", "MiniCPM3",
+    "DeepseekVL2", "KimiVL", "KimiLinear", "KimiK3", "BailingMoeV2_5", "BailingMoeV3", "SarvamMLA",
 )  # fmt: skip
 # configs/model_config.py is_deepseek_dsa: one of these families with an index_topk.
 _DSA_PREFIXES = (
@@ -48,8 +48,8 @@ _DSA_PREFIXES = (
 # configs/model_config.py is_hybrid_swa_model: only these get a separate sliding-window pool.
 _SWA_POOL_PREFIXES = (
     "BeamForCausalLM", "Llama4ForConditionalGeneration", "DeepseekV4", "GptOss", "GraniteSWA", "GraniteMoeSWA",
-    "IQuestQ1", "MiMoV2", "Step3p5", "Step3p7", "Gemma4", "DiffusionGemma", "EmbeddingGemma2", "Laguna", "Mellum", "MuseGlimmer",
-    "Inkling", "UnlimitedOCR",
+    "IQuestQ1", "MiMoV2", "Step3p5", "Step3p7", "Gemma4", "DiffusionGemma", "EmbeddingGemma2", "Laguna", "Mellum",
+    "MuseGlimmer", "Inkling", "UnlimitedOCR",
 )  # fmt: skip
 _SINK_PREFIXES = ("GptOss", "GraniteSWA", "GraniteMoeSWA", "IQuestQ1")
 _LINEAR_LAYERS = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "lightning", "kda"})
@@ -346,3 +346,18 @@ def _positive(source: Mapping[str, Any], *keys: str) -> int:
 
 def _optional_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+#: Assumed where no model is given: what most dense models look like to the rules.
+ORDINARY = model_from_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "torch_dtype": "bfloat16",
+    },
+    name="an ordinary model",
+)

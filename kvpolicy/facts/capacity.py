@@ -1,0 +1,81 @@
+"""How many tokens the KV pool holds, what one request costs in it, and what a page size does to cache hits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvpolicy.facts.gpus import Gpu
+from kvpolicy.facts.kv_bytes import KvBytes
+from kvpolicy.facts.model import ModelFacts
+
+__all__ = ["Granularity", "Pool", "estimate_pool_bytes", "granularity", "index_entries", "pool_tokens"]
+
+# Backends that read one index a token whatever the page size (the rest read one a page).
+_TOKEN_INDEXED = frozenset({"flashinfer", "triton", "torch_native", "flex_attention", "intel_amx"})
+_MIB = 1 << 20
+# memory_hook.py handle_gpu_memory_settings: decode CUDA graph batch limit by device memory in MiB.
+_GRAPH_BATCH_BY_MEMORY = ((20 * 1024, 8, 8), (35 * 1024, 48, 160), (60 * 1024, 32, 160), (160 * 1024, 256, 512))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Size of the pool on one rank. ``how`` says where the bytes come from."""
+
+    tokens: int
+    size_bytes: int
+    estimate: bool
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granularity:
+    """What a page size does to hits: only whole pages are shared."""
+
+    page_size: int
+    expected_lost_tokens: float  # a hit ends inside a page with equal probability at each offset
+    min_prefix_tokens: int  # shortest prefix that can be shared
+
+
+def pool_tokens(size_bytes: int, cell: KvBytes, page_size: int) -> int:
+    """Tokens of a pool, whole pages only (``DefaultPoolConfigurator.calculate_pool_sizes``); 0 when nothing fits."""
+    if cell.total <= 0:
+        return 0
+    return int(size_bytes // cell.total) // page_size * page_size
+
+
+def index_entries(length_tokens: int, page_size: int, attention: str) -> int:
+    """Entries a request of this length puts into the backend's index table."""
+    return length_tokens if attention in _TOKEN_INDEXED else -(-length_tokens // page_size)
+
+
+def granularity(page_size: int) -> Granularity:
+    """See :class:`Granularity`."""
+    return Granularity(page_size, (page_size - 1) / 2, page_size)
+
+
+def estimate_pool_bytes(gpu: Gpu, model: ModelFacts, *, tp: int, chunk_tokens: int) -> tuple[int, str] | None:
+    """(bytes left for KV on one rank, how), or None where memory or weights are unknown.
+
+    SGLang's own rule for ``--mem-fraction-static`` (memory less a reserve for activations and CUDA graphs), then the
+    weights. The real server measures after loading, so this is within some percent at best. Linear-attention states are
+    not subtracted.
+    """
+    if gpu.memory_mib is None or model.weights_bytes is None:
+        return None
+    memory = gpu.memory_mib
+    reserve = 512 + max(chunk_tokens, 2048) * 1.5 + tp / 8 * 1024 + 2 * _graph_batch(memory, tp)
+    reserve += 1536 if model.is_mla else 8 * 50  # prefill graphs: a fixed cost for MLA, else some 50 captured sizes
+    if memory > 60 * 1024:
+        reserve = max(reserve, 10 * 1024)
+    fraction = round((memory - reserve) / memory, 3)
+    left = int(memory * fraction * _MIB) - model.weights_bytes // tp
+    weights = "weights from the files" if model.weights_from == "files" else "weights estimated"
+    how = f"{gpu.label}: {memory} MiB * {fraction:g} - {model.weights_bytes / tp / 2**30:.1f} GiB ({weights})"
+    return max(left, 0), how
+
+
+def _graph_batch(memory_mib: int, tp: int) -> int:
+    for limit, small, large in _GRAPH_BATCH_BY_MEMORY:
+        if memory_mib < limit:
+            return small if tp < 4 else large
+    return 512

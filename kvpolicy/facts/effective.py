@@ -1,0 +1,138 @@
+"""Findings about what the engine really runs: page size, KV dtype, attention backend, conflicts, evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvpolicy.facts.dtypes import AUTO, canonical
+from kvpolicy.facts.engines import ENGINES, EngineTarget
+from kvpolicy.facts.evidence import evidence_for
+from kvpolicy.facts.findings import Deployment, Findings
+from kvpolicy.facts.gpus import Gpu
+from kvpolicy.facts.model import ORDINARY
+from kvpolicy.facts.resolve import Outcome, Refusal, Settings, Step, resolve_sglang
+from kvpolicy.facts.rules import Field, Note, Value
+from kvpolicy.language import Policy
+
+__all__ = ["asked_of", "report_effective"]
+
+# Field of a rule -> (name for people, dotted field of the policy).
+_FIELDS: dict[Field, tuple[str, str]] = {
+    "page_size": ("page size", "cache.page_size"),
+    "kv_dtype": ("KV dtype", "cache.kv_dtype"),
+    "attention": ("attention backend", "backend.attention"),
+    "prefill_attention": ("prefill attention backend", "backend.attention"),
+    "decode_attention": ("decode attention backend", "backend.attention"),
+}
+
+
+def asked_of(policy: Policy) -> Settings:
+    """What an adapter asks the engine for: the policy's first choices."""
+    cache, backend = policy.cache, policy.backend
+    page = cache.page_size.prefer if cache and cache.page_size else None
+    dtype = cache.kv_dtype.prefer if cache and cache.kv_dtype else None
+    attention = backend.attention.prefer if backend and backend.attention else None
+    return Settings(page_size=page, kv_dtype=canonical(dtype or AUTO), attention=attention)
+
+
+def report_effective(findings: Findings, where: Deployment, target: EngineTarget) -> Outcome | None:
+    """Add the findings; None where the device is not known and nothing can be resolved."""
+    if not target.exact:
+        message = f"{target.name} {target.asked} is not known here: the facts are those of {target.facts_version}"
+        findings.add("KVP513", "warning", "", message, f"known: {', '.join(ENGINES[target.name])}")
+    if where.gpu is None:
+        message = "what the engine really runs depends on the device, which was not given"
+        findings.add("KVP515", "info", "", message, "add --gpu h200")
+        return None
+    asked = asked_of(findings.policy)
+    outcome = _resolve(asked, where, target, where.gpu)
+    if where.model is None:
+        message = "no model was given: an ordinary grouped-query model in bf16 is assumed"
+        findings.add("KVP515", "info", "", message, "add --model with the model's folder or config.json")
+    for refusal in outcome.refusals:
+        _refused(findings, where, target, where.gpu, outcome, refusal)
+    if outcome.refusals:
+        return outcome  # the engine does not start: what it would have settled on would mislead
+    _settled(findings, where, outcome, "KVP501", "page_size", asked.page_size, outcome.page_size)
+    _settled(findings, where, outcome, "KVP502", "kv_dtype", _unless_auto(asked.kv_dtype), outcome.kv_dtype)
+    _evidence(findings, where, outcome.kv_dtype)
+    _settled(findings, where, outcome, "KVP503", "attention", outcome.requested.attention, outcome.attention)
+    for step in outcome.notes:
+        severity: Any = "warning" if isinstance(step.rule.effect, Note) and step.rule.effect.warn else "info"
+        findings.add("KVP507", severity, _FIELDS[step.rule.field][1], step.why, None, _cite(step))
+    return outcome
+
+
+def _resolve(asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu) -> Outcome:
+    return resolve_sglang(asked, version=target.facts, gpu=gpu, model=where.model or ORDINARY, tp=where.tp)
+
+
+def _settled(
+    findings: Findings, where: Deployment, outcome: Outcome, code: str, name: Field, asked: Value | None, value: Value
+) -> None:
+    """A fact, or a conflict where the engine settles on something the policy does not accept."""
+    label, path = _FIELDS[name]
+    steps = outcome.why(name)
+    shown = str(value)
+    data: dict[str, Any] = {"field": path, "asked": asked, "effective": value}
+    if name == "attention":
+        steps += outcome.why("prefill_attention") + outcome.why("decode_attention")
+        if outcome.prefill_attention != outcome.decode_attention:
+            shown = f"{outcome.prefill_attention} for prefill, {outcome.decode_attention} for decode"
+            data |= {"prefill": outcome.prefill_attention, "decode": outcome.decode_attention}
+    data["rules"] = [_cite(step) for step in steps]
+    why = "; ".join(step.why for step in steps) or (outcome.kv_dtype_why if name == "kv_dtype" else "")
+    because = f": {why}" if why else ""
+    if asked is None or value == asked or value in _accepted(findings.policy, name):
+        told = f" (asked {asked})" if asked is not None else ""
+        findings.info(code, path, f"{label} {shown}{told}{because}", data)
+        return
+    severity: Any = "error" if findings.policy.on_conflict == "error" else "warning"
+    message = f"{label} {asked} becomes {shown} in {where.engine_label}{because}"
+    findings.add("KVP511", severity, path, message, f"ask for {value}, or list it in accept", data)
+
+
+def _refused(
+    findings: Findings, where: Deployment, target: EngineTarget, gpu: Gpu, outcome: Outcome, refusal: Refusal
+) -> None:
+    rule = refusal.rule
+    label, path = _FIELDS[rule.field]
+    message = f"{where.engine_label} does not start with {label} {refusal.value}: {rule.reason}"
+    help = None
+    for value in (*_accepted(findings.policy, rule.field), AUTO if rule.field == "kv_dtype" else None):
+        retry: Settings = replace(outcome.requested, **{rule.field: value})  # type: ignore[arg-type]
+        if retry != outcome.requested and not _resolve(retry, where, target, gpu).refusals:
+            help = f"{AUTO if value is None else value} would start"
+            break
+    data = {"field": path, "value": refusal.value, "rule": rule.name, "reason": rule.reason, "source": rule.source}
+    findings.add("KVP512", "error", path, message, help, data)
+
+
+def _evidence(findings: Findings, where: Deployment, kv_dtype: str) -> None:
+    row = evidence_for(kv_dtype, where.model, where.gpu) if where.model is not None else None
+    if row is None:
+        return
+    path, data = "cache.kv_dtype", {"kv_dtype": kv_dtype, "level": row.level, "source": row.source}
+    if row.level == "known bad":
+        message = f"{kv_dtype} KV was reported bad for this model in {row.source}: {row.text}"
+        findings.add("KVP521", "warning", path, message, "measure your task against bf16 before serving it", data)
+    else:
+        findings.info("KVP522", path, f"{kv_dtype} KV is {row.level} here: {row.text}", data)
+
+
+def _accepted(policy: Policy, name: Field) -> tuple[Value, ...]:
+    cache, backend = policy.cache, policy.backend
+    if name == "page_size":
+        return tuple(cache.page_size.accept) if cache and cache.page_size else ()
+    if name == "kv_dtype":
+        return tuple(canonical(dtype) for dtype in cache.kv_dtype.accept) if cache and cache.kv_dtype else ()
+    return tuple(backend.attention.accept) if backend and backend.attention else ()
+
+
+def _unless_auto(kv_dtype: str) -> str | None:
+    return None if kv_dtype == AUTO else kv_dtype
+
+
+def _cite(step: Step) -> dict[str, str]:
+    return {"rule": step.rule.name, "reason": step.why, "source": step.rule.source}

@@ -1,0 +1,110 @@
+"""Findings about what a policy costs on a model: bytes a token, pool, index entries, granularity, unprotected room."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from kvpolicy.facts import capacity
+from kvpolicy.facts.dtypes import AUTO, ELEMENT_BITS
+from kvpolicy.facts.effective import asked_of
+from kvpolicy.facts.engines import NEWEST_SGLANG
+from kvpolicy.facts.findings import Deployment, Findings
+from kvpolicy.facts.kv_bytes import KvBytes, kv_bytes_per_token
+from kvpolicy.facts.model import ModelFacts
+from kvpolicy.facts.resolve import Outcome
+from kvpolicy.facts.unprotected import unprotected_room
+
+__all__ = ["report_figures"]
+
+_PAGES_SHOWN = (1, 16, 64)
+
+
+def report_figures(findings: Findings, where: Deployment, model: ModelFacts, outcome: Outcome | None) -> None:
+    """Add the figures for what is effective, or, where nothing was resolved, for what the policy asks."""
+    asked = asked_of(findings.policy)
+    page = outcome.page_size if outcome else asked.page_size or 1
+    dtype = outcome.kv_dtype if outcome else asked.kv_dtype
+    if dtype == AUTO:
+        dtype = model.kv_quant or model.dtype
+    if dtype in ELEMENT_BITS:  # the rest are dtypes of another engine
+        cell = _bytes_a_token(findings, where, model, dtype, outcome)
+        _pool(findings, where, model, cell, page, outcome)
+    _granularity(findings, where, page, outcome)
+
+
+def _bytes_a_token(
+    findings: Findings, where: Deployment, model: ModelFacts, dtype: str, outcome: Outcome | None
+) -> KvBytes:
+    version = where.target.facts if where.target else NEWEST_SGLANG
+    traits = where.gpu.traits if where.gpu else frozenset()
+    workspace = dtype == "nvfp4" and outcome is not None and outcome.prefill_attention == "flashinfer"
+    cell = kv_bytes_per_token(
+        model,
+        dtype,
+        version=version,
+        tp=where.tp,
+        dsa_raw_layout=not traits.isdisjoint(("blackwell", "hip")),
+        fp4_scale_copies=2 if workspace and "sm100" in traits and version >= (0, 5, 23) else 1,
+        fp4_workspace=workspace,
+    )
+    rank = f" on each of {where.tp} ranks" if where.tp > 1 else ""
+    remarks = "; ".join((f"{model.attention_kind}, {dtype}", *model.notes))
+    message = f"KV bytes a token{rank}: {_number(cell.total)} = {cell.formula} ({remarks})"
+    data = {
+        "model": model.name,
+        "architecture": model.architecture,
+        "attention": model.attention_kind,
+        "kv_dtype": dtype,
+        "tp": where.tp,
+        "bytes_per_token": cell.total,
+        "full_bytes": cell.full,
+        "sliding_bytes": cell.sliding,
+        "index_bytes": cell.index,
+    }
+    findings.info("KVP504", "cache.kv_dtype", message, data)
+    return cell
+
+
+def _pool(
+    findings: Findings, where: Deployment, model: ModelFacts, cell: KvBytes, page: int, outcome: Outcome | None
+) -> None:
+    if where.pool_bytes is not None:
+        size_bytes, how, estimate = where.pool_bytes, "--memory", False
+    elif where.gpu is not None and outcome is not None:
+        guess = capacity.estimate_pool_bytes(where.gpu, model, tp=where.tp, chunk_tokens=outcome.chunk_tokens)
+        if guess is None:
+            findings.info("KVP505", "", "pool: not known without --memory", {"pool_tokens": None})
+            return
+        size_bytes, how, estimate = *guess, True
+    else:
+        return
+    tokens = capacity.pool_tokens(size_bytes, cell, page)
+    data = {"pool_tokens": tokens, "pool_bytes": size_bytes, "page_size": page, "estimate": estimate, "how": how}
+    if tokens == 0:
+        message = f"no room for a KV pool: {'estimate, ' if estimate else ''}{how}"
+        help = "give it more memory, more ranks or a smaller model"
+        findings.add("KVP524", "warning" if estimate else "error", "", message, help, data)
+        return
+    kind = f"estimate, {how}" if estimate else f"{size_bytes / 2**30:.1f} GiB of {how}"
+    findings.info("KVP505", "", f"pool: {tokens:,} tokens ({kind})", data)
+    longest_tokens = model.context_tokens or where.length_tokens
+    finding = unprotected_room(findings.policy, tokens, longest_tokens, locate=findings.locate)
+    if finding is not None:
+        findings.items.append(finding)
+
+
+def _granularity(findings: Findings, where: Deployment, page: int, outcome: Outcome | None) -> None:
+    entries = capacity.index_entries(where.length_tokens, page, outcome.decode_attention if outcome else "")
+    rows = [asdict(capacity.granularity(size)) for size in sorted({page, *_PAGES_SHOWN})]
+    losses = ", ".join(f"{row['expected_lost_tokens']:g} at {row['page_size']}" for row in rows)
+    per = "token" if entries == where.length_tokens else "page"
+    message = (
+        f"page {page}: {entries:,} index entries for {where.length_tokens:,} tokens (one a {per}); shortest shared "
+        f"prefix {page}; expected tokens lost a hit by page size: {losses}"
+    )
+    data = {"page_size": page, "length_tokens": where.length_tokens, "index_entries": entries, "granularity": rows}
+    findings.info("KVP506", "cache.page_size", message, data)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"

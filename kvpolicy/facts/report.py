@@ -1,0 +1,80 @@
+"""The facts part of ``kvpolicy check``: what engine, model and GPU make of a policy, as diagnostics.
+
+Conflicts (the engine settles on something the policy does not accept) are errors or warnings by ``on_conflict``. All else
+is an info item whose ``data`` holds the figures.
+"""
+
+from __future__ import annotations
+
+from kvpolicy.facts.effective import report_effective
+from kvpolicy.facts.engines import ENGINES, parse_engine
+from kvpolicy.facts.errors import FactsArgumentError
+from kvpolicy.facts.figures import report_figures
+from kvpolicy.facts.findings import Deployment, Findings, Locate, nowhere
+from kvpolicy.facts.gpus import parse_gpu, parse_memory_bytes
+from kvpolicy.facts.model import load_model
+from kvpolicy.language import Diagnostic, Policy
+
+__all__ = ["DEFAULT_LENGTH_TOKENS", "deployment", "report", "report_on"]
+
+DEFAULT_LENGTH_TOKENS = 32768
+
+
+def deployment(
+    *,
+    engine: str | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    memory: str | None = None,
+    tp: int = 1,
+    length_tokens: int = DEFAULT_LENGTH_TOKENS,
+) -> Deployment:
+    """Read the arguments of ``check``.
+
+    ``engine``: ``sglang==0.5.23``. ``model``: a directory or config.json. ``gpu``: a name of ``gpus.GPUS``. ``memory``:
+    bytes of the KV pool on one rank, like ``60GiB`` (without it, an estimate). ``length_tokens``: the request to count
+    index entries for. Raises :class:`FactsArgumentError` for one that cannot be used: bad usage, not a bad policy.
+    """
+    for name, number in (("tp", tp), ("length", length_tokens)):
+        if number < 1:
+            raise FactsArgumentError(name, f"--{name} {number} is not a positive number")
+    return Deployment(
+        target=parse_engine(engine) if engine is not None else None,
+        gpu=parse_gpu(gpu) if gpu is not None else None,
+        model=load_model(model) if model is not None else None,
+        pool_bytes=parse_memory_bytes(memory) if memory is not None else None,
+        tp=tp,
+        length_tokens=length_tokens,
+    )
+
+
+def report_on(policy: Policy, where: Deployment, *, locate: Locate = nowhere) -> list[Diagnostic]:
+    """Findings about ``policy`` on a deployment; what a missing argument would tell is left out.
+
+    An engine without tables (vLLM so far) yields nothing: the language already says that it has no adapter.
+    """
+    findings = Findings(policy, locate)
+    outcome = None
+    if where.target is not None:
+        if not ENGINES[where.target.name]:
+            return []
+        outcome = report_effective(findings, where, where.target)
+    if where.model is not None and (outcome is None or not outcome.refusals):
+        report_figures(findings, where, where.model, outcome)
+    return findings.items
+
+
+def report(
+    policy: Policy,
+    *,
+    engine: str | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    memory: str | None = None,
+    tp: int = 1,
+    length_tokens: int = DEFAULT_LENGTH_TOKENS,
+    locate: Locate = nowhere,
+) -> list[Diagnostic]:
+    """:func:`deployment` and :func:`report_on` in one call."""
+    where = deployment(engine=engine, model=model, gpu=gpu, memory=memory, tp=tp, length_tokens=length_tokens)
+    return report_on(policy, where, locate=locate)

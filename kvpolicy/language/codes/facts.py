@@ -1,0 +1,157 @@
+"""KVP5xx: what engine, model and GPU make of a policy (`check --engine --model --gpu`)."""
+
+from __future__ import annotations
+
+import json
+
+from kvpolicy.language.codes.base import Code, codes
+
+__all__ = ["FACTS"]
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+_QWEN_VL = _LLAMA | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+_FILES = {"config.json": json.dumps(_LLAMA), "qwen-vl.json": json.dumps(_QWEN_VL)}
+_SGLANG = ("--engine", "sglang==0.5.23")
+_H200 = (*_SGLANG, "--gpu", "h200")
+_WITH_MODEL = (*_H200, "--model", "config.json")
+_LRU = "eviction: {policy: lru}\n"
+_BAD_ENGINE = "engines: {sglang: {cache: {page_size: 3}}}\n"
+
+
+def _fact(code: str, title: str, text: str, *, args: tuple[str, ...]) -> Code:
+    """An info code: raised for any policy that is checked with these arguments, hence not for a broken one."""
+    return Code(code, title, text, bad=_LRU, good=_BAD_ENGINE, args=args, files=_FILES)
+
+
+FACTS = codes(
+    _fact(
+        "KVP501",
+        "page size the engine runs",
+        "The page size after the engine's own rules, and the rules that touched it.",
+        args=_H200,
+    ),
+    _fact(
+        "KVP502",
+        "KV dtype the engine stores",
+        "The storage dtype after the engine's own rules; `auto` is resolved to the checkpoint's or the model's dtype.",
+        args=_H200,
+    ),
+    _fact(
+        "KVP503",
+        "attention backend the engine runs",
+        "The backend after the engine's defaults for model and device, and the rules that chose it.",
+        args=_H200,
+    ),
+    _fact(
+        "KVP504",
+        "KV bytes a token",
+        "What one token costs on one rank, as the engine sizes its pool, with the formula.",
+        args=_WITH_MODEL,
+    ),
+    _fact(
+        "KVP505",
+        "tokens in the KV pool",
+        "Capacity of the pool in whole pages: of `--memory` where given, else estimated from the device's memory, "
+        "the engine's default share of it and the size of the weights.",
+        args=(*_WITH_MODEL, "--memory", "60GiB"),
+    ),
+    _fact(
+        "KVP506",
+        "index entries and hit granularity",
+        "Entries a request puts into the backend's index table (one a page, or one a token on backends that read "
+        "tokens), and what the page size costs in cache hits: only whole pages are shared, so a hit loses (page - "
+        "1) / 2 tokens on average and a prefix shorter than a page is never shared.",
+        args=_WITH_MODEL,
+    ),
+    Code(
+        "KVP507",
+        "the engine needs or does something more",
+        "No conflict, but worth knowing: what the setting needs from the operator (a warning) or what it does not do.",
+        bad="backend: {attention: triton}\ncache: {page_size: 16}\n",
+        good="backend: {attention: triton}\ncache: {page_size: 1}\n",
+        args=_H200,
+    ),
+    Code(
+        "KVP511",
+        "the engine overrides the policy",
+        "The engine's own resolution ends on a value that is neither preferred nor listed in `accept`. At start "
+        "this is a conflict: the server exits (`on_conflict: error`) or the engine wins (`warn`).",
+        bad="backend: {attention: hpc_ops}\ncache: {page_size: 16}\n",
+        good="backend: {attention: hpc_ops}\ncache: {page_size: {prefer: 16, accept: [16, 64]}}\n",
+        args=_H200,
+    ),
+    Code(
+        "KVP512",
+        "the engine does not start with this value",
+        "The engine refuses the value on this device or model, so `on_conflict: warn` does not help.",
+        bad="cache: {kv_dtype: nvfp4}\n",
+        good="cache: {kv_dtype: bf16}\n",
+        args=_H200,
+    ),
+    Code(
+        "KVP513",
+        "engine version not known",
+        "No facts were read from this release; those of the nearest known one are used and may be wrong.",
+        bad=_LRU,
+        good=_BAD_ENGINE,
+        args=("--engine", "sglang==0.5.99"),
+    ),
+    _fact(
+        "KVP515",
+        "an argument is missing",
+        "What the engine runs depends on device and model. Without `--gpu` nothing is resolved; without `--model` "
+        "an ordinary grouped-query model in bf16 is assumed.",
+        args=_SGLANG,
+    ),
+    Code(
+        "KVP521",
+        "KV dtype reported bad",
+        "A public thread reports bad results with this KV dtype on this kind of model or device. It is that "
+        "thread's claim: measure your own task, against bf16, before you serve it.",
+        bad="cache: {kv_dtype: fp8_e5m2}\n",
+        good="cache: {kv_dtype: bf16}\n",
+        files=_FILES,
+        args=(*_H200, "--model", "qwen-vl.json"),
+    ),
+    Code(
+        "KVP522",
+        "evidence for the KV dtype",
+        "Quantized KV is `validated` (the checkpoint or the engine itself uses it for this model) or `experimental`.",
+        bad="cache: {kv_dtype: fp8_e4m3}\n",
+        good="cache: {kv_dtype: bf16}\n",
+        files=_FILES,
+        args=_WITH_MODEL,
+    ),
+    Code(
+        "KVP523",
+        "protection leaves less room than one request",
+        "Budgets and floors may protect so much that a request of maximal length does not fit into the rest. "
+        "Protection is soft: the request is served by evicting protected units, which then do not stay as the "
+        "policy promises.",
+        bad="eviction: {rules: [{name: keep, retain: {weight: 1, budget: 90%}}]}\n",
+        good="eviction: {rules: [{name: keep, retain: {weight: 1, budget: 20%}}]}\n",
+        files=_FILES,
+        args=(*_WITH_MODEL, "--memory", "60GiB"),
+    ),
+    Code(
+        "KVP524",
+        "no room for a KV pool",
+        "Not one page fits: the memory is smaller than a page, or the weights leave nothing (an estimate, then a "
+        "warning).",
+        bad="cache: {page_size: 64}\n",
+        good="cache: {page_size: 16}\n",
+        files=_FILES,
+        args=(*_WITH_MODEL, "--memory", "4MiB"),
+    ),
+)
