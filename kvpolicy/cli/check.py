@@ -1,5 +1,7 @@
-"""Check policies: every error of every file at once. Exit 0: no error, 1: an error in a policy, 2: bad usage or no
-such file."""
+"""Check policies, every error of every file at once.
+
+Exit 0: no error, 1: an error in a policy, 2: bad usage, or a file that does not exist or cannot be opened.
+"""
 
 from __future__ import annotations
 

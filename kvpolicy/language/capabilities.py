@@ -1,7 +1,7 @@
 """What each engine's adapter cannot honour yet: the one table, and the conflicts that follow from it.
 
-A field that works leaves the table in the commit that makes it work. `harmless` holds the values that ask for nothing, and
-so are honoured by doing nothing.
+A field that works leaves the table in the commit that makes it work. `harmless` holds the values that ask for
+nothing, and so are honoured by doing nothing.
 """
 
 from __future__ import annotations
@@ -80,13 +80,15 @@ def _gap(tree: Mapping, gap: Gap, severity: Severity) -> Iterator[Diagnostic]:
         message = f"`{gap.field}` has no effect on {gap.engine}: {gap.why}"
         yield at.source.at(at.index, gap.code, severity, message, "take a version of kvpolicy that has one")
         return
-    section = gap.field.split(".")[0]
+    drop = "null"
+    for part in reversed(gap.field.split(".")):
+        drop = f"{{{part}: {drop}}}"
     yield at.source.at(
         at.index,
         gap.code,
         severity,
         f"`{gap.field}` is not honoured on {gap.engine} yet: {gap.why}",
-        f"remove it, or drop the section for this engine: `engines: {{{gap.engine}: {{{section}: null}}}}`",
+        f"remove it, or drop it for this engine: `engines: {{{gap.engine}: {drop}}}`",
         {"engine": gap.engine, "field": gap.field},
     )
 

@@ -1,7 +1,7 @@
 """Diagnostics as data: what every layer of the check reports, before any of it becomes text.
 
-Severity follows the code, not the caller's mood: an *error* means that the policy is not used, a *warning* that it is used
-but probably not as meant, an *info* states a fact (a score's class, a section that is not read yet).
+Severity follows the code, not the caller's mood: an *error* means that the policy is not used, a *warning* that it is
+used but probably not as meant, an *info* states a fact (a score's class, a section that is not read yet).
 """
 
 from __future__ import annotations

@@ -100,9 +100,8 @@ def _page_tokens(value: Any) -> int:
     return value
 
 
-PageTokens = Annotated[
-    int, BeforeValidator(_page_tokens), WithJsonSchema({"type": "integer", "enum": [2**i for i in range(17)]})
-]
+_PAGE_SIZES = {"type": "integer", "enum": [2**i for i in range(17)]}
+PageTokens = Annotated[int, BeforeValidator(_page_tokens), WithJsonSchema(_PAGE_SIZES)]
 
 
 def _word(what: str, known: dict[str, Any], aliases: dict[str, str]) -> Callable[[Any], str]:
@@ -122,11 +121,8 @@ def _word(what: str, known: dict[str, Any], aliases: dict[str, str]) -> Callable
     return validate
 
 
-DtypeName = Annotated[
-    str,
-    BeforeValidator(_word("a KV dtype", KV_DTYPES, DTYPE_ALIASES)),
-    WithJsonSchema({"type": "string", "enum": [*KV_DTYPES, *DTYPE_ALIASES]}),
-]
+_DTYPES = {"type": "string", "enum": [*KV_DTYPES, *DTYPE_ALIASES]}
+DtypeName = Annotated[str, BeforeValidator(_word("a KV dtype", KV_DTYPES, DTYPE_ALIASES)), WithJsonSchema(_DTYPES)]
 AttentionName = Annotated[
     str,
     BeforeValidator(_word("an attention backend", ATTENTION_BACKENDS, {})),
@@ -153,7 +149,7 @@ LayerMap = Annotated[
         {
             "type": "object",
             "propertyNames": {"pattern": LAYERS_PATTERN},
-            "additionalProperties": {"type": "string", "enum": [*KV_DTYPES, *DTYPE_ALIASES]},
+            "additionalProperties": _DTYPES,
         }
     ),
 ]
@@ -161,7 +157,7 @@ _RANGE = re.compile(r"(?P<one>-?[0-9]+)|(?P<start>-?[0-9]*):(?P<stop>-?[0-9]*)|(
 
 
 def parse_layer_range(text: str) -> tuple[tuple[int | None, int | None], ...]:
-    """``0-1,62-63`` or ``-2:`` -> half-open (start, stop) pairs in Python's slice sense, negative counting from the end.
+    """``0-1,62-63`` or ``-2:`` -> half-open (start, stop) pairs in Python's slice sense.
 
     Raises:
         PydanticCustomError: KVP209.
@@ -191,7 +187,7 @@ def parse_layer_range(text: str) -> tuple[tuple[int | None, int | None], ...]:
     return tuple(found)
 
 
-def choice_from_scalar(value: Any) -> Any:
+def _choice_from_scalar(value: Any) -> Any:
     """`16` -> {prefer: 16}; `auto` -> None."""
     if value == "auto" or value is None:
         return None
@@ -202,27 +198,21 @@ def choice_from_scalar(value: Any) -> Any:
 class Shorthand:
     """Widens a scalar to the full mapping before validation, and offers both in the JSON Schema."""
 
-    widen: Callable[[Any], Any]
-    field: str
+    scalar: dict[str, Any]  # JSON Schema of the scalar
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_before_validator_function(self.widen, handler(source))
+        return core_schema.no_info_before_validator_function(_choice_from_scalar, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         full = handler(schema)
-        scalar: dict[str, Any] = {
-            "page_size": {"anyOf": [{"const": "auto"}, {"type": "integer", "enum": [2**i for i in range(17)]}]},
-            "kv_dtype": {"type": "string", "enum": [*KV_DTYPES, *DTYPE_ALIASES]},
-            "attention": {"type": "string", "enum": ["auto", *ATTENTION_BACKENDS]},
-        }[self.field]
-        return {"anyOf": [scalar, full]}
+        return {"anyOf": [self.scalar, full]}
 
 
-@dataclass(frozen=True, slots=True)
-class Nullable:
-    """Marks a mapping whose values may be null."""
+PAGE_SIZE = Shorthand({"anyOf": [{"const": "auto"}, _PAGE_SIZES]})
+KV_DTYPE = Shorthand(_DTYPES)
+ATTENTION = Shorthand({"type": "string", "enum": ["auto", *ATTENTION_BACKENDS]})
 
 
 def _is_scalar(value: Any) -> bool:

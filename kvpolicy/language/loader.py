@@ -1,4 +1,4 @@
-"""`load_policy`: everything from an argument to a checked, typed policy. Bad input gives diagnostics, never an exception."""
+"""`load_policy`: from an argument to a checked, typed policy. Bad input gives diagnostics, never an exception."""
 
 from __future__ import annotations
 

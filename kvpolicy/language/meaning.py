@@ -1,4 +1,4 @@
-"""Meaning layer: fields that contradict each other. Works on the tree, so that a type error elsewhere hides nothing here."""
+"""Meaning layer: fields that contradict each other. It works on the tree: a type error elsewhere hides nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`extends` and `engines`: one effective tree out of several, every value keeping the place it was written at.
 
-A mapping merges key by key; anything else, lists and so `eviction.rules` too, replaces what the parent had. A null drops
-the parent's value. `metadata` and `tests` belong to one file and are not inherited.
+A mapping merges key by key; anything else, lists and so `eviction.rules` too, replaces what the parent had. A null
+drops the parent's value. `metadata` and `tests` belong to one file and are not inherited.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NOT_INHERITED = ("metadata", "tests", "extends")
 def load_chain(source: Source, path: Path | None) -> tuple[Mapping | None, list[Diagnostic], list[Source]]:
     """The tree of ``source`` with its parents merged in, what was found on the way, and every source read.
 
-    ``path`` is the file that ``source`` came from, None for given text. The tree is None when the file itself, or a parent,
-    could not be read.
+    ``path`` is the file that ``source`` came from, None for given text. The tree is None when the file itself, or a
+    parent, could not be read.
     """
     diagnostics: list[Diagnostic] = []
     sources: list[Source] = []
@@ -92,7 +92,7 @@ def _parent(
 
 
 def merge(parent: Mapping, child: Mapping, path: tuple[str, ...] = ()) -> Mapping:
-    """``child`` over ``parent``. Within `eviction`, a score clears the parent's policy and params, and the other way round."""
+    """``child`` over ``parent``. Within `eviction`, a score clears the parent's policy and params, and vice versa."""
     entries = dict(parent.entries)
     if path == ("eviction",):
         if "score" in child.entries:

@@ -1,7 +1,7 @@
 """The grammar as types: what a checked policy is made of, frozen, with units already turned into numbers.
 
-One pydantic model a section. `None` means "not set: the engine's default". Shorthand (`page_size: 16`, `triton`) is widened
-before validation, so a consumer sees one shape. The models are also the source of the JSON Schema.
+One pydantic model a section. `None` means "not set: the engine's default". Shorthand (`page_size: 16`, `triton`) is
+widened before validation, so a consumer sees one shape. The models are also the source of the JSON Schema.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 
 from kvpolicy.language.eviction_words import resolved_params
 from kvpolicy.language.fields import (
+    ATTENTION,
+    KV_DTYPE,
+    PAGE_SIZE,
     WRITTEN,
     AttentionName,
     DtypeName,
@@ -20,12 +23,9 @@ from kvpolicy.language.fields import (
     LayerMap,
     List,
     Name,
-    Nullable,
     PageTokens,
     Share,
-    Shorthand,
     Tokens,
-    choice_from_scalar,
     issue,
 )
 from kvpolicy.language.units import UnitError
@@ -56,7 +56,8 @@ MAX_RULES = 64
 
 
 class Section(BaseModel):
-    # By name too, so that Python code writes Retain(weight=8, ttl_ms=600_000); `from_document` turns that off for files.
+    # By name too, so that Python code writes Retain(weight=8, ttl_ms=600_000); `from_document` turns that off for
+    # files.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True)
 
 
@@ -118,16 +119,16 @@ class Choice(_Preferring):
 class Cache(Section):
     """How the KV cache is laid out."""
 
-    page_size: Annotated[PageSize | None, Shorthand(choice_from_scalar, "page_size")] = Field(
+    page_size: Annotated[PageSize | None, PAGE_SIZE] = Field(
         None, description="Tokens a page: a power of two, `auto`, or {prefer, accept}. A hit is counted in whole pages."
     )
-    kv_dtype: Annotated[KvDtype | None, Shorthand(choice_from_scalar, "kv_dtype")] = Field(
+    kv_dtype: Annotated[KvDtype | None, KV_DTYPE] = Field(
         None,
         description="Element type of cached keys and values: a name, `auto`, {prefer, accept} or {default, layers}.",
     )
     on_conflict: Literal["error", "warn"] = Field(
         "error",
-        description="When an engine flag or the engine itself contradicts the policy (any section): refuse to start, or say so and go on.",
+        description="When a flag or the engine itself contradicts the policy, in any section: do not start, or warn.",
     )
 
 
@@ -145,7 +146,7 @@ def _cascade_tag(value: Any) -> str:
 class Backend(Section):
     """Which attention backend reads the cache."""
 
-    attention: Annotated[Choice | None, Shorthand(choice_from_scalar, "attention")] = Field(
+    attention: Annotated[Choice | None, ATTENTION] = Field(
         None, description="Attention backend: a name, `auto`, or {prefer, accept}."
     )
     page_native: bool | None = Field(None, description="Plan with real pages (FlashInfer) instead of single tokens.")
@@ -242,8 +243,8 @@ class Eviction(Section):
 
     @model_validator(mode="after")
     def _complete_params(self) -> Eviction:
-        # Consumers get canonical numbers with the defaults filled in. Names and values that do not fit are reported, with
-        # their places, by the meaning layer.
+        # Consumers get canonical numbers with the defaults filled in. Names and values that do not fit are reported,
+        # with their places, by the meaning layer.
         with contextlib.suppress(KeyError, UnitError):
             object.__setattr__(self, "params", resolved_params(self.policy or "", self.params))
         return self
@@ -268,7 +269,7 @@ class Policy(Section):
     allocator: Allocator | None = Field(None, description="Order and watermarks of slots.")
     eviction: Eviction | None = Field(None, description="What is kept and what goes first.")
     hints: Hints | None = Field(None, description="What a request may ask for itself.")
-    engines: Annotated[dict[Literal["sglang", "vllm"], Any], Nullable()] = Field(
+    engines: dict[Literal["sglang", "vllm"], Any] = Field(
         default_factory=dict, description="Per engine: override (a mapping) or drop (null) a section."
     )
     tests: Any = Field(None, description="Kept for later versions; not read yet.")

@@ -1,4 +1,5 @@
-"""YAML 1.2's core schema for plain scalars (PyYAML resolves by YAML 1.1, where `off`, `no` and `1:30` are not strings)."""
+"""YAML 1.2's core schema for plain scalars (PyYAML resolves by YAML 1.1, where `off`, `no` and `1:30` are not
+strings)."""
 
 from __future__ import annotations
 

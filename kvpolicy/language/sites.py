@@ -1,4 +1,4 @@
-"""The places of a policy that hold expressions: each is compiled, and an error is shown at its place inside the scalar."""
+"""The places of a policy that hold expressions: each is compiled, an error is shown where it is in the scalar."""
 
 from __future__ import annotations
 

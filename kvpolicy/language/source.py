@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvpolicy.language.diagnostics import Diagnostic, Severity
 
@@ -60,10 +62,10 @@ class Source:
         severity: Severity,
         message: str,
         help: str | None = None,
-        data: dict[str, object] | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> Diagnostic:
         line, col = self.position(index)
-        return Diagnostic(self.name, line, col, code, severity, message, help, data)
+        return Diagnostic(self.name, line, col, code, severity, message, help, dict(data) if data is not None else None)
 
 
 def decode(raw: bytes) -> str:

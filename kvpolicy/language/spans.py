@@ -20,7 +20,7 @@ _BLANK_ESCAPES = frozenset(" \tntrvfNLP_")  # what str.isspace() calls white spa
 
 
 def source_index(scalar: Scalar, offset: int) -> int:
-    """The index in ``scalar.source.text`` of the decoded character at ``offset``; its length gives the place after it."""
+    """Where in ``scalar.source.text`` the decoded character at ``offset`` is; the length gives the place after it."""
     text, end = scalar.source.text, scalar.end
     start = scalar.index
     if anchor := _ANCHOR.match(text, start, end):

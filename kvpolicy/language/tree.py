@@ -120,21 +120,21 @@ class _Composer(yaml.SafeLoader):
 
     def get_document(self) -> yaml.Node | None:
         """The one document of the stream, None when there is none."""
-        self.get_event()  # StreamStart
+        self.get_event()  # type: ignore[no-untyped-call]  # StreamStart
         if self.check_event(yaml.StreamEndEvent):
             return None
-        root: yaml.Node = self.compose_document()
+        root: yaml.Node | None = self.compose_document()
         if not self.check_event(yaml.StreamEndEvent):
             raise Problem(
                 "KVP108",
                 "the file holds more than one document",
                 "one policy a file: remove everything from this `---` on",
-                index=self.peek_event().start_mark.index,
+                index=self.peek_event().start_mark.index,  # type: ignore[no-untyped-call]
             )
         return root
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         tag = getattr(event, "tag", None)
         if tag is not None:
             raise Problem(

@@ -1,6 +1,7 @@
 """Quantities with units: shares (`2%`), durations (`600s`) and token counts (`8Ki`), each with one canonical number.
 
-A bare number is refused where a unit decides the meaning (is `ttl: 600` seconds or milliseconds?); token counts may be bare.
+A bare number is refused where a unit decides the meaning (is `ttl: 600` seconds or milliseconds?); token counts may
+be bare.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The closed word lists of the language: dtypes, attention backends, eviction policies and their parameters.
 
-Data only. A word of the language is engine-neutral where the engines agree and the engine's own where they do not; which
-engine knows which word is written beside it, so that `check --engine` can say so.
+Data only. A word of the language is engine-neutral where the engines agree and the engine's own where they do not;
+which engine knows which word is written beside it, so that `check --engine` can say so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ KV_DTYPES: dict[str, tuple[str, ...]] = {
 #: Other spellings in use -> canonical. (`fp8` is e4m3 on both engines.)
 DTYPE_ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8": "fp8_e4m3"}
 
-#: Attention backend -> engines. SGLang: `ATTENTION_BACKEND_CHOICES` of 0.5.23; vLLM: `AttentionBackendEnum`, in lower case.
+#: Attention backend -> engines. SGLang: `ATTENTION_BACKEND_CHOICES` of 0.5.23; vLLM: `AttentionBackendEnum`, in lower
+#: case.
 ATTENTION_BACKENDS: dict[str, tuple[str, ...]] = {
     "triton": (SGLANG,),
     "torch_native": (SGLANG,),

@@ -12,7 +12,7 @@ HEADER = "apiVersion: kvpolicy/v1\nkind: KVPolicy\n"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """One code. The examples are policies: a test runs ``kvpolicy check`` on both, `bad` raises the code and `good` not.
+    """One code, with two policies: `kvpolicy check` raises the code on `bad` and not on `good` (a test runs both).
 
     Unless ``raw``, the two header lines (apiVersion, kind) are put before the examples.
     """

@@ -16,8 +16,8 @@ FILES = codes(
     Code(
         "KVP101",
         "no such policy",
-        "The argument is neither a file that can be opened nor the name of a shipped policy. `check` exits with 2: this is bad "
-        "usage, not a bad policy. `kvpolicy list` names the shipped ones.",
+        "The argument is neither a file that can be opened nor the name of a shipped policy. `check` exits with 2: "
+        "this is bad usage, not a bad policy. `kvpolicy list` names the shipped ones.",
         bad="",
         good=_WHOLE,
         raw=True,
@@ -26,8 +26,8 @@ FILES = codes(
     Code(
         "KVP102",
         "empty file",
-        "The file holds no document. An empty policy could mean `the engine's defaults`, or a failed copy; write the two header "
-        "lines to say the former.",
+        "The file holds no document. An empty policy could mean `the engine's defaults`, or a failed copy; write "
+        "the two header lines to say the former.",
         bad="# nothing but a comment\n",
         good=HEADER,
         raw=True,
@@ -51,7 +51,8 @@ FILES = codes(
     Code(
         "KVP105",
         "file too large",
-        "A policy, with its parents, is at most 128 KiB. Checking stays fast, and a dump given by mistake does not fill memory.",
+        "A policy, with its parents, is at most 128 KiB. Checking stays fast, and a dump given by mistake does not "
+        "fill memory.",
         bad=_WHOLE + "# padding\n" * 14_000,
         good=_WHOLE,
         raw=True,
@@ -101,7 +102,8 @@ FILES = codes(
     Code(
         "KVP112",
         "language tag",
-        "Tags (!!python/object, !!binary, !custom) ask the reader to build something other than plain data. A policy is plain data.",
+        "Tags (!!python/object, !!binary, !custom) ask the reader to build something other than plain data. A "
+        "policy is plain data.",
         bad="eviction: {policy: !!python/name:os.system lru}\n",
         good=_LRU,
     ),
@@ -143,7 +145,8 @@ FILES = codes(
     Code(
         "KVP118",
         "missing parent",
-        "The file that `extends` names does not exist or cannot be opened. A path is relative to the file that names it.",
+        "The file that `extends` names does not exist or cannot be opened. A path is relative to the file that "
+        "names it.",
         bad="extends: ./parnt.yaml\n",
         good="extends: ./parent.yaml\n",
         files={"parent.yaml": _WHOLE},

@@ -17,15 +17,16 @@ MEANING = codes(
     Code(
         "KVP301",
         "score and policy",
-        "Both say what goes first. Give one, or neither for the engine's own order. In a child, either clears the parent's other.",
+        "Both say what goes first. Give one, or neither for the engine's own order. In a child, either clears the "
+        "parent's other.",
         bad="eviction: {policy: lru, score: hits}\n",
         good="eviction: {score: hits}\n",
     ),
     Code(
         "KVP302",
         "unknown eviction policy",
-        "The built-in orders are lru, lfu, fifo, filo, mru, slru, priority, tlru, gdsf, s3fifo, sieve and hit_density. For another, "
-        "write a `score`.",
+        "The built-in orders are lru, lfu, fifo, filo, mru, slru, priority, tlru, gdsf, s3fifo, sieve and "
+        "hit_density. For another, write a `score`.",
         bad="eviction: {policy: lri}\n",
         good="eviction: {policy: lru}\n",
     ),
@@ -60,8 +61,8 @@ MEANING = codes(
     Code(
         "KVP307",
         "match on idle or age",
-        "Rules run at insertion and at each touch. There idle is zero, and it grows without a touch, so such a match could never "
-        "take effect. Let protection end with `ttl`, or weigh idleness in `score`.",
+        "Rules run at insertion and at each touch. There idle is zero, and it grows without a touch, so such a "
+        "match could never take effect. Let protection end with `ttl`, or weigh idleness in `score`.",
         bad=_rules("    - {name: keep, match: idle_s < 60, retain: {weight: 8}}\n"),
         good=_rules("    - {name: keep, match: hits >= 1, retain: {weight: 8, ttl: 60s}}\n"),
     ),
@@ -124,8 +125,8 @@ MEANING = codes(
     Code(
         "KVP316",
         "the engine's core cannot do this",
-        "`core: engine` keeps the engine's own tree core, which knows its built-in orders only: no scores, rules, tenants or "
-        "orders of ours.",
+        "`core: engine` keeps the engine's own tree core, which knows its built-in orders only: no scores, rules, "
+        "tenants or orders of ours.",
         bad="eviction: {core: engine, policy: gdsf}\n",
         good="eviction: {core: engine, policy: lru}\n",
     ),

@@ -25,8 +25,8 @@ SCHEMA = codes(
     Code(
         "KVP203",
         "wrong type",
-        "The value is of another kind than the key takes: text for a number, a word for a list, nothing at all. Quoted scalars are "
-        'text, never numbers: "16" is not 16.',
+        "The value is of another kind than the key takes: text for a number, a word for a list, nothing at all. "
+        'Quoted scalars are text, never numbers: "16" is not 16.',
         bad='cache: {page_size: "16"}\n',
         good="cache: {page_size: 16}\n",
     ),
@@ -40,7 +40,8 @@ SCHEMA = codes(
     Code(
         "KVP205",
         "wrong unit",
-        "Shares are percentages (2%), durations have ms, s, m or h (600s), token counts are bare or have k, M, G, Ki, Mi or Gi (8Ki).",
+        "Shares are percentages (2%), durations have ms, s, m or h (600s), token counts are bare or have k, M, G, "
+        "Ki, Mi or Gi (8Ki).",
         bad="hints: {max_ttl: 900}\n",
         good="hints: {max_ttl: 900s}\n",
     ),
@@ -68,7 +69,8 @@ SCHEMA = codes(
     Code(
         "KVP209",
         "unreadable layer range",
-        "Layers are single (5, -1), inclusive ranges (0-1), slices from either end (:4, -2:), or several of these (0-1,62-63).",
+        "Layers are single (5, -1), inclusive ranges (0-1), slices from either end (:4, -2:), or several of these "
+        "(0-1,62-63).",
         bad='cache: {kv_dtype: {default: fp8_e4m3, layers: {"first": bf16}}}\n',
         good='cache: {kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16}}}\n',
     ),

@@ -1,0 +1,91 @@
+"""Write a commented policy to start from. Never overwrites a file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+
+__all__ = ["add_arguments", "run", "scaffold"]
+
+_SCHEMA_FILE = "kvpolicy.schema.json"
+
+_TEMPLATE = """\
+# yaml-language-server: $schema=./{schema}
+# A KV-cache policy. `kvpolicy check {file}` checks it, `kvpolicy explain CODE` explains a finding, and
+# `sglang serve MODEL --kv-policy {file}` runs it. Everything that is left out stays the engine's default.
+apiVersion: kvpolicy/v1
+kind: KVPolicy
+metadata:
+  name: {name}
+  description: Shared prompts stay for ten minutes; the rest goes by recency.
+
+# extends: builtin:chat              # start from a shipped policy (`kvpolicy list`) or from a file beside this one
+
+cache:                               # takes effect at start
+  page_size: {{prefer: 16, accept: [1, 16, 32, 64]}}   # tokens; any of `accept` is fine if the engine needs it
+  kv_dtype: auto                     # or bf16, fp8_e4m3, ...
+  on_conflict: error                 # an engine flag that contradicts this file: error (do not start) | warn
+
+# backend:
+#   attention: {{prefer: fa3, accept: [fa3, flashinfer, triton]}}
+
+eviction:                            # what goes first when the cache is full
+  policy: lru                        # a built-in order, or instead a formula, smallest first:
+  # score: 200 * log1p(hits) - idle_requests
+  rules:                             # top to bottom, the first match wins
+    - name: shared-prompt
+      match: depth_tokens <= 4096 and hits >= 2
+      retain: {{weight: 8, ttl: 600s, budget: 20%}}     # goes after everything else, within a fifth of the pool
+    - name: opted-out
+      match: request.priority < 0
+      admit: never                   # leaves nothing in the cache
+  # tenants: {{by: cache_salt, floor: 5%, cap: 40%, max_floors: 8}}
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", default="policy.yaml", help="the file to write (default: policy.yaml); - for stdout"
+    )
+    parser.add_argument("--name", help="the policy's name (default: the file's)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvpolicy.language.fields import NAME_PATTERN
+
+    path = Path(args.file)
+    name = args.name or (re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "policy")
+    if not re.fullmatch(NAME_PATTERN, name):
+        print(
+            f"kvpolicy init: '{name}' is not a usable name (letters, digits, '.', '_' and '-', at most 63)",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    text = scaffold(name, args.file if args.file != "-" else "policy.yaml")
+    if args.file == "-":
+        sys.stdout.write(text)
+        return EXIT_OK
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        print(f"kvpolicy init: {path} exists and is not overwritten; give another file name", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        print(f"kvpolicy init: cannot write {path}: {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
+    wrote = f"wrote {path}"
+    schema = path.parent / _SCHEMA_FILE
+    if not schema.exists():
+        wrote += f"; `kvpolicy schema > {schema}` gives your editor completion and errors as you type"
+    print(wrote)
+    return EXIT_OK
+
+
+def scaffold(name: str, file: str) -> str:
+    """The commented policy, with the modeline that yaml-language-server reads."""
+    return _TEMPLATE.format(schema=_SCHEMA_FILE, name=name, file=file)

@@ -1,0 +1,73 @@
+"""Plain data -> YAML that reads back to the same data, with an optional comment after each value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kvpolicy.language.scalars import resolve_plain
+from kvpolicy.language.source import Problem, Source
+from kvpolicy.language.tree import Scalar, parse
+
+__all__ = ["dump"]
+
+Note = Callable[[tuple[str | int, ...]], str]
+
+
+def dump(data: dict[str, Any], note: Note | None = None) -> str:
+    """Block style; short lists of scalars stay on one line. ``note`` gives the comment of a leaf by its path."""
+    lines: list[tuple[str, str]] = []
+    _mapping(data, 0, (), lines, note)
+    width = min(max((len(text) for text, comment in lines if comment), default=0), 72)
+    return "".join(f"{text:<{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines)
+
+
+def _mapping(
+    data: dict[str, Any], depth: int, path: tuple[str | int, ...], lines: list[tuple[str, str]], note: Note | None
+) -> None:
+    for name, value in data.items():
+        _value(f"{'  ' * depth}{_scalar(name)}:", value, depth + 1, (*path, name), lines, note)
+
+
+def _value(
+    head: str, value: Any, depth: int, path: tuple[str | int, ...], lines: list[tuple[str, str]], note: Note | None
+) -> None:
+    if isinstance(value, dict) and value:
+        lines.append((head, ""))
+        _mapping(value, depth, path, lines, note)
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        lines.append((head, ""))
+        for index, item in enumerate(value):
+            start = len(lines)
+            if isinstance(item, dict) and item:
+                _mapping(item, depth + 1, (*path, index), lines, note)
+                text, comment = lines[start]
+                lines[start] = (f"{'  ' * depth}- {text.lstrip()}", comment)
+            else:
+                _value(f"{'  ' * depth}-", item, depth + 1, (*path, index), lines, note)
+    else:
+        text = f"[{', '.join(_scalar(item) for item in value)}]" if isinstance(value, list) else _scalar(value)
+        lines.append((f"{head} {text}", note(path) if note else ""))
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{}"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether the text, unquoted, reads back as itself in every context it is written in."""
+    if not text.isprintable() or text != text.strip() or any(c in text for c in ",[]{}\"'"):
+        return False
+    try:
+        if resolve_plain(text) != text:
+            return False
+        node = parse(Source("", f"key: {text}\n"))[0].child("key")
+        key = parse(Source("", f"{text}: 1\n"))[0].entries
+    except Problem:
+        return False
+    return isinstance(node, Scalar) and node.style is None and node.value == text and list(key) == [text]
