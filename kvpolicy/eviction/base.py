@@ -17,6 +17,7 @@ A handle carries, as plain attributes:
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -87,7 +88,11 @@ class UnitMeta:
 class Handle(Protocol):
     """See the module text."""
 
-    kvp: UnitMeta | None
+    kvp: Any  # UnitMeta | None
+    last_access_time: Any  # the four engine fields: numbers
+    creation_time: Any
+    hit_count: Any
+    priority: Any
 
 
 H = TypeVar("H")
@@ -120,5 +125,7 @@ class Order(Protocol, Generic[H]):
     def __len__(self) -> int: ...
 
     def __contains__(self, handle: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[H]: ...
 
     def clear(self) -> None: ...

@@ -1,0 +1,209 @@
+"""The eviction index: the one object that an adapter talks to.
+
+This class serves the bare built-in orders, which read the engine's own fields. :class:`~kvpolicy.eviction.metadata_index.
+MetadataIndex` adds what rules, tenants, scores and kvpolicy's own algorithms need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvpolicy.eviction.algorithms.spec import Algorithm
+from kvpolicy.eviction.base import Handle, PolicyClock, RequestInfo
+
+__all__ = ["Counters", "EvictionIndex"]
+
+_MASK64 = (1 << 64) - 1
+_FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
+
+
+@dataclass
+class Counters:
+    """What was evicted so far, by rule name ("" = protected by none), and how often a policy fault was survived."""
+
+    evictions: dict[str, int] = field(default_factory=dict)
+    evicted_tokens: dict[str, int] = field(default_factory=dict)
+    fallbacks: int = 0
+    last_fault: str = ""
+
+    def add(self, rule: str, tokens: int) -> None:
+        self.evictions[rule] = self.evictions.get(rule, 0) + 1
+        self.evicted_tokens[rule] = self.evicted_tokens.get(rule, 0) + tokens
+
+
+class EvictionIndex:
+    """An ordered set of the units that are evictable now.
+
+    Membership is the engine's business: ``add`` when a unit becomes evictable, ``discard`` when it is locked, gets a
+    child or goes. A walk is ``begin``, any number of ``pop``, ``end``; a popped unit is held, i.e. not offered again in
+    that walk, and offered again after it unless ``discard`` was called. No method raises for a fault inside a policy:
+    the call is then answered in the engine's order (least recently used) and counted in ``counters.fallbacks``.
+    """
+
+    needs_metadata = False
+
+    def __init__(self, algorithm: Algorithm, pool_tokens: int) -> None:
+        self.clock: PolicyClock = algorithm.clock
+        self.pool_tokens = pool_tokens
+        self.counters = Counters()
+        #: 64-bit FNV-1a over the evicted units in order; equal on ranks that evicted the same.
+        self.victim_digest = _FNV_OFFSET
+        self.victims = 0
+        self._algorithm = algorithm
+        self._order = algorithm.make_order()
+        self._held: dict[Handle, None] = {}
+        self._stray: dict[Handle, None] = {}  # evictable units whose key could not be computed
+
+    # -- membership --
+
+    def add(self, handle: Handle) -> None:
+        """The unit is evictable now. Idempotent."""
+        try:
+            self._order.add(handle)
+        except Exception as fault:
+            self._stray[handle] = None
+            self._fault(fault)
+
+    def discard(self, handle: Handle) -> None:
+        """The unit is evictable no more. Idempotent."""
+        self._order.discard(handle)
+        if self._held:
+            self._held.pop(handle, None)
+        if self._stray:
+            self._stray.pop(handle, None)
+
+    def touched(self, handle: Handle) -> None:
+        """The engine changed a field that the order reads, while the unit may be evictable. Only orders whose key can
+        shrink (mru, tlru) act on it; calling it always is right."""
+        try:
+            self._order.touch(handle)
+        except Exception as fault:
+            self._fault(fault)
+
+    def __len__(self) -> int:
+        return len(self._order) + len(self._held) + len(self._stray)
+
+    def __contains__(self, handle: object) -> bool:
+        return handle in self._order or handle in self._held or handle in self._stray
+
+    # -- resident units: nothing to do where no metadata is kept --
+
+    def insert(
+        self,
+        handle: Handle,
+        parent: Handle | None,
+        request: RequestInfo,
+        size_tokens: int,
+        depth_tokens: int,
+        is_output: bool = False,
+        content_key: int | None = None,
+    ) -> None:
+        """A new unit became resident."""
+
+    def touch(self, handle: Handle, request: RequestInfo) -> None:
+        """One later request's match reached the unit's end (once a request)."""
+        self.touched(handle)
+
+    def split(self, upper: Handle, lower: Handle, upper_tokens: int) -> None:
+        """``lower`` gave its first ``upper_tokens`` tokens to the new unit ``upper``, now its parent."""
+
+    def remove(self, handle: Handle) -> None:
+        """The unit is resident no more."""
+        self.discard(handle)
+
+    def admit(self, request: RequestInfo, depth_tokens: int, size_tokens: int) -> bool:
+        """Whether a unit ending at ``depth_tokens`` may be cached for this request."""
+        return True
+
+    # -- the walk --
+
+    def begin(self) -> None:
+        """Start a walk."""
+        self.end()
+
+    def pop(self) -> Handle | None:
+        """The next victim to propose, or ``None`` when no evictable unit is left in this walk."""
+        try:
+            handle = self._order.pop()
+        except Exception as fault:
+            self._fault(fault)
+            handle = self._pop_least_recent()
+        if handle is None and self._stray:
+            handle = min(self._stray, key=_last_access)
+            del self._stray[handle]
+        if handle is not None:
+            self._held[handle] = None
+        return handle
+
+    def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0) -> None:
+        """The engine freed a unit that this walk popped: count it. Both numbers must be equal on every rank."""
+        self.counters.add("", size_tokens)
+        self._digest(size_tokens, depth_tokens)
+
+    def end(self) -> None:
+        """End the walk: units popped but neither discarded nor removed are offered again."""
+        if self._held:
+            held, self._held = self._held, {}
+            for handle in held:
+                self.add(handle)
+
+    def last_rule(self) -> str:
+        """The rule that protected the unit popped last, "" for none."""
+        return ""
+
+    # -- whole --
+
+    def reset(self, pool_tokens: int | None = None) -> None:
+        """Forget every unit (the engine emptied its cache); counters, digest and clock stay."""
+        if pool_tokens is not None:
+            self.pool_tokens = pool_tokens
+        self._order.clear()
+        self._algorithm.clear()
+        self._held.clear()
+        self._stray.clear()
+
+    def rebuild(self, handles: Iterable[Handle]) -> None:
+        """Make the evictable units exactly ``handles``, whatever state a fault left behind."""
+        self._order = self._algorithm.make_order()
+        self._held.clear()
+        self._stray.clear()
+        for handle in handles:
+            self.add(handle)
+
+    def check(self) -> None:
+        """Debug: raise AssertionError on a broken invariant."""
+        check = getattr(self._order, "check", None)
+        if check is not None:
+            check()
+        for handle in self._held:
+            assert handle not in self._order, "a held unit is still on offer"
+
+    # -- inner --
+
+    def _members(self) -> list[Handle]:
+        return list(self._order)
+
+    def _pop_least_recent(self) -> Handle | None:
+        members = self._members()
+        if not members:
+            return None
+        handle = min(members, key=_last_access)
+        self._order.discard(handle)
+        return handle
+
+    def _fault(self, fault: Exception) -> None:
+        self.counters.fallbacks += 1
+        self.counters.last_fault = f"{type(fault).__name__}: {fault}"
+
+    def _digest(self, *numbers: int) -> None:
+        self.victims += 1
+        digest = (self.victim_digest ^ self.victims) * _FNV_PRIME & _MASK64
+        for number in numbers:
+            digest = (digest ^ number) * _FNV_PRIME & _MASK64
+        self.victim_digest = digest
+
+
+def _last_access(handle: Handle) -> Any:
+    return handle.last_access_time
