@@ -48,7 +48,8 @@ def _text(code: Code) -> str:
     if code.code == "KVP101":
         return f"{parts[0]}\nraised by: {check}\n"
     parts.append(f"\nbad ({check}):\n\n{_example(code, 'bad')}")
-    parts.append(f"\ngood:\n\n{_example(code, 'good')}")
+    asked = "" if code.good_args is None else f" ({' '.join(['kvpolicy check policy.yaml', *code.good_args])})"
+    parts.append(f"\ngood{asked}:\n\n{_example(code, 'good')}")
     for name in code.files:
         parts.append(f"\nbeside it, {name}:\n\n{_indent(code.files[name])}" if len(code.files) <= 2 else "")
     return "".join(parts)
@@ -78,4 +79,5 @@ def _data(code: Code) -> dict[str, Any]:
         "good": code.example("good").decode("utf-8", errors="backslashreplace"),
         "files": dict(code.files),
         "args": list(code.args),
+        "good_args": list(code.args if code.good_args is None else code.good_args),
     }

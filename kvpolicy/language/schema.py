@@ -25,6 +25,7 @@ def json_schema() -> dict[str, Any]:
     schema = Policy.model_json_schema(ref_template="#/definitions/{model}")
     definitions: dict[str, Any] = schema.pop("$defs")
     root = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    root["required"] = ["apiVersion", "kind"]  # the file's name stands in for metadata
     for name, definition in definitions.items():
         _relax_nulls(definition, nullable=name not in _IN_LISTS)
     _relax_nulls(root, nullable=True)
@@ -42,12 +43,11 @@ def json_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {engine: _overrides(properties) for engine in ("sglang", "vllm")},
     }
-    definitions["Metadata"]["required"] = []  # the file's name stands in
+    definitions["Metadata"]["required"] = []
     _default_for_prefer(definitions["KvDtype"])
     _eviction(definitions["Eviction"])
     for section in _SECTIONS:
         _say_when(properties[section], definitions[section.capitalize()], section)
-    root["required"] = ["apiVersion", "kind"]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "kvpolicy policy (kvpolicy/v1)",

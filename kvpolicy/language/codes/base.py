@@ -25,6 +25,7 @@ class Code:
     raw: bool = False
     files: Mapping[str, str] = field(default_factory=dict)  # written beside the example
     args: tuple[str, ...] = ()  # further arguments of `kvpolicy check`
+    good_args: tuple[str, ...] | None = None  # for `good`, where they differ: facts depend on what is asked for
 
     def example(self, which: str) -> bytes:
         """The whole text of the `bad` or `good` example."""

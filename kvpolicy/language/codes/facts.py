@@ -26,12 +26,11 @@ _SGLANG = ("--engine", "sglang==0.5.23")
 _H200 = (*_SGLANG, "--gpu", "h200")
 _WITH_MODEL = (*_H200, "--model", "config.json")
 _LRU = "eviction: {policy: lru}\n"
-_BAD_ENGINE = "engines: {sglang: {cache: {page_size: 3}}}\n"
 
 
 def _fact(code: str, title: str, text: str, *, args: tuple[str, ...]) -> Code:
-    """An info code: raised for any policy that is checked with these arguments, hence not for a broken one."""
-    return Code(code, title, text, bad=_LRU, good=_BAD_ENGINE, args=args, files=_FILES)
+    """An info code: raised for any policy that is checked with these arguments, and not without them."""
+    return Code(code, title, text, bad=_LRU, good=_LRU, args=args, good_args=(), files=_FILES)
 
 
 FACTS = codes(
@@ -104,8 +103,9 @@ FACTS = codes(
         "engine version not known",
         "No facts were read from this release; those of the nearest known one are used and may be wrong.",
         bad=_LRU,
-        good=_BAD_ENGINE,
+        good=_LRU,
         args=("--engine", "sglang==0.5.99"),
+        good_args=("--engine", "sglang==0.5.23"),
     ),
     _fact(
         "KVP515",
