@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
-from kvpolicy.eviction.base import Handle, PolicyClock, RequestInfo
+from kvpolicy.eviction.base import Handle, KeyChange, PolicyClock, RequestInfo
 
 __all__ = ["Counters", "EvictionIndex"]
 
@@ -55,6 +55,11 @@ class EvictionIndex:
         self._order = algorithm.make_order()
         self._held: dict[Handle, None] = {}
         self._stray: dict[Handle, None] = {}  # evictable units whose key could not be computed
+
+    @property
+    def change(self) -> KeyChange:
+        """How keys move, hence what an adapter must observe: :meth:`touched` matters for ``SHRINKS`` alone."""
+        return self._algorithm.change
 
     # -- membership --
 
