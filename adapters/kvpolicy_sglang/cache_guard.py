@@ -7,9 +7,12 @@ the engine's order. A fault depends on the same inputs on every tensor-parallel 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+from kvpolicy.eviction.base import KeyChange
 
 if TYPE_CHECKING:
     from kvpolicy.eviction.base import RequestInfo
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from .active import ActivePolicy
 
 __all__ = ["EvictionGuard", "LeafFeed"]
+
+logger = logging.getLogger("kvpolicy")
 
 
 class EvictionGuard:
@@ -30,6 +35,12 @@ class EvictionGuard:
         #: Evictable leaves the index refused, oldest first; they are offered again at the next walk.
         self._refused: dict[Any, None] = {}
         self._in_walk = False
+        self._survived = 0  # faults the index answered by itself, as far as they are counted in `active`
+
+    @property
+    def observes_touches(self) -> bool:
+        """Whether the engine's own changes of a leaf's key must be told: keys that can fall are lost in a heap otherwise."""
+        return self.index.change is KeyChange.SHRINKS
 
     # -- membership --
 
@@ -82,16 +93,28 @@ class EvictionGuard:
         return True
 
     def pop(self, is_victim: Callable[[Any], bool]) -> tuple[Any, bool]:
-        """`(next victim or None, fault)`. Whatever the policy proposes is re-validated by `is_victim` first."""
+        """`(next victim or None, fault)`. Whatever the policy proposes is re-validated by `is_victim` first.
+
+        The caller frees what it gets; that is accounted here.
+        """
         try:
             while True:
                 node = self.index.pop()
-                if node is None or is_victim(node):
-                    return node, False
+                if node is None:
+                    return None, False
+                if is_victim(node):
+                    break
                 self.index.discard(node)  # stale: not a leaf, locked, or gone
         except Exception:
             self.fault("evict", "the policy failed to name a victim")
             return None, True
+        try:
+            meta = getattr(node, "kvp", None)
+            depth_tokens = meta.depth_tokens if meta is not None else _depth_tokens(node)
+            self.index.evicted(node, len(node.key), depth_tokens)
+        except Exception:
+            self.fault("account", "the policy failed to account for a victim")
+        return node, False
 
     def end(self) -> None:
         if not self._in_walk:
@@ -99,8 +122,15 @@ class EvictionGuard:
         self._in_walk = False
         try:
             self.index.end()
+            survived = self.index.counters.fallbacks
         except Exception:
             self.fault("evict", "the policy failed to finish an eviction")
+            return
+        if survived > self._survived:  # faults that the index itself answered in the engine's order
+            self.active.fallbacks["policy"] += survived - self._survived
+            if not self._survived:
+                logger.warning("kvpolicy: the policy failed: %s (further ones are counted only)", self.index.counters.last_fault)
+            self._survived = survived
 
     # -- metadata; only for policies that need it --
 
@@ -174,6 +204,14 @@ class EvictionGuard:
                 self.active.observe_evict(time.perf_counter() - start_s)
 
         return timed_evict
+
+
+def _depth_tokens(node: Any) -> int:
+    depth = 0
+    while node.parent is not None:
+        depth += len(node.key)
+        node = node.parent
+    return depth
 
 
 class LeafFeed(set[Any]):

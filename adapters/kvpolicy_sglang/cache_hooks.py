@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_unified
+from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_touch, cache_unified
 from .active import ActivePolicy, Conflict
 from .cache_guard import EvictionGuard
 from .cache_support import Needs, Verdict, supported
@@ -74,6 +74,8 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
         active.core, active.core_reason = "engine", f"prefix cache {name}"
         return cache, None
     attach(cache, guard)
+    if guard.observes_touches:
+        (cache_touch.attach_unified if is_unified else cache_touch.attach_radix)(cache, guard.touched)
     if eviction.needs_metadata:
         stamp = cache_metadata.attach_unified if is_unified else cache_metadata.attach_radix
         set_priority = ctx.params.eviction_policy == "priority"

@@ -7,7 +7,6 @@ nodes. A request's hit is the path it was admitted on (its lock at the first cal
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from kvpolicy.eviction.base import RequestInfo
 
 from .cache_guard import EvictionGuard
 from .cache_requests import RequestState, state_of
+from .cache_touch import after, before
 
 __all__ = ["Metadata", "attach_radix", "attach_unified"]
 
@@ -119,31 +119,6 @@ def _protected_tokens(req: Any) -> int:
     return int(getattr(kv if hasattr(kv, "cache_protected_len") else req, "cache_protected_len", 0) or 0)
 
 
-def _after(target: Any, name: str, then: Callable[..., None]) -> None:
-    """Run `then(result, *args)` after the instance's method `name`."""
-    original = getattr(target, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        then(result, *args)
-        return result
-
-    setattr(target, name, wrapper)
-
-
-def _before(target: Any, name: str, first: Callable[..., None]) -> None:
-    """Run `first(*args)` before the instance's method `name`."""
-    original = getattr(target, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        first(*args)
-        return original(*args, **kwargs)
-
-    setattr(target, name, wrapper)
-
-
 def attach_unified(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str], *, set_priority: bool) -> Metadata:
     """Stamp the nodes of a UnifiedRadixCache on the Python tree core. Its handles are node numbers."""
     core = cache.tree_core
@@ -156,9 +131,9 @@ def attach_unified(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], 
         lora_name=lora_name,
         set_priority=set_priority,
     )
-    _after(core, "_add_new_node", lambda node, *_: metadata.added(node))
-    _after(core, "_split_node", lambda result, _key, child, *_: metadata.split(result[0], child))
-    _before(core, "_remove_leaf_from_parent", lambda node: metadata.removed(node))
+    after(core, "_add_new_node", lambda node, *_: metadata.added(node))
+    after(core, "_split_node", lambda result, _key, child, *_: metadata.split(result[0], child))
+    before(core, "_remove_leaf_from_parent", lambda node: metadata.removed(node))
     return metadata
 
 
@@ -172,7 +147,7 @@ def attach_radix(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], st
         lora_name=lora_name,
         set_priority=set_priority,
     )
-    _after(cache, "_record_store_event", lambda _result, node, *_: metadata.added(node))
-    _after(cache, "_split_node", lambda upper, _key, child, *_: metadata.split(upper, child))
-    _before(cache, "_delete_leaf", lambda node: metadata.removed(node))
+    after(cache, "_record_store_event", lambda _result, node, *_: metadata.added(node))
+    after(cache, "_split_node", lambda upper, _key, child, *_: metadata.split(upper, child))
+    before(cache, "_delete_leaf", lambda node: metadata.removed(node))
     return metadata

@@ -9,21 +9,34 @@ from typing import Any
 from kvpolicy_sglang.active import ActivePolicy
 from kvpolicy_sglang.cache_hooks import build_cache
 
+from kvpolicy.compiler import compile_policy
+from kvpolicy.language import policy_from_flat
 
-class StandIn:
-    def __init__(self): self.nodes={}; self.held=[]
-    def add(self,n): self.nodes[n]=None
-    def discard(self,n): self.nodes.pop(n,None)
-    def begin(self): self.held=[]
-    def pop(self):
-        if not self.nodes: return None
-        n=min(self.nodes); self.nodes.pop(n); return n
-    def end(self): pass
-    def reset(self,p): self.nodes={}
+
+def activate(eviction: dict[str, Any], on_conflict: str = "error") -> ActivePolicy:
+    """An active policy with this `eviction:` section, compiled by the project's own compiler."""
+    flat = {
+        "apiVersion": "kvpolicy/v1",
+        "kind": "KVPolicy",
+        "metadata": {"name": "test"},
+        "cache": {"on_conflict": on_conflict},
+        "eviction": eviction,
+    }
+    policy = policy_from_flat(flat, engine="sglang")
+    return ActivePolicy(
+        policy=policy, flat=flat, digest="", role="scheduler", source="test.yaml", compiled=compile_policy(policy, "sglang")
+    )
+
+
+def attach(active: ActivePolicy, params: Any, factory: Callable[[Any], Any], **arguments: Any) -> tuple[Any, Any]:
+    """`(the cache that `factory` builds from `params`, its guard or None)` with `active` attached to it."""
+    context = SimpleNamespace(params=params, server_args=SimpleNamespace(**arguments), tp_worker=None)
+    return build_cache(active, lambda ctx: factory(ctx.params), context)
 
 
 def build_ours(params: Any, policy: str, factory: Callable[[Any], Any]) -> tuple[Any, ActivePolicy]:
-    eviction = SimpleNamespace(make_index=lambda pool: StandIn(), needs_metadata=False)
-    active = ActivePolicy(policy=None, flat={}, digest="", role="scheduler", compiled=SimpleNamespace(eviction=eviction))
-    cache = build_cache(active, lambda ctx: factory(ctx.params), SimpleNamespace(params=params))
+    """The cache with `policy: <built-in>`, as `--kv-policy` gives it."""
+    active = activate({"policy": policy})
+    cache, guard = attach(active, params, factory)
+    assert guard is not None
     return cache, active

@@ -1,0 +1,67 @@
+"""Tell the index when the engine itself changes what an evictable leaf's key is made of.
+
+Only orders whose keys can fall need this (mru: a match makes a leaf go sooner; tlru: a split may). For all others a key that
+grew is found when its turn comes, and nothing is hooked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["after", "attach_radix", "attach_unified", "before"]
+
+
+def after(target: Any, name: str, then: Callable[..., None]) -> None:
+    """Run `then(result, *args)` after the instance's method `name`."""
+    original = getattr(target, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        then(result, *args)
+        return result
+
+    setattr(target, name, wrapper)
+
+
+def before(target: Any, name: str, first: Callable[..., None]) -> None:
+    """Run `first(*args)` before the instance's method `name`."""
+    original = getattr(target, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        first(*args)
+        return original(*args, **kwargs)
+
+    setattr(target, name, wrapper)
+
+
+def attach_unified(cache: Any, touched: Callable[[Any], None]) -> None:
+    """Watch a UnifiedRadixCache: match ends, nodes walked by an insert, and the lower half of a split."""
+    core = cache.tree_core
+
+    def leaf(node: Any) -> None:
+        if node in core.evictable_device_leaves:
+            touched(node)
+
+    def matched(result: Any, *_: Any) -> None:
+        node = core._node_arena.get(result.best_match_node)
+        if node is not None:
+            leaf(node)
+
+    after(core, "match_prefix", matched)
+    after(core, "_touch_node", lambda _result, node: leaf(node))
+    after(core, "_split_node", lambda _result, _key, child, *_: leaf(child))
+
+
+def attach_radix(cache: Any, touched: Callable[[Any], None]) -> None:
+    """Watch a RadixCache: its two walks return the node they end on, the only evictable leaf they can have touched."""
+
+    def walked(result: tuple[Any, Any], *_: Any) -> None:
+        if result[1] in cache.evictable_leaves:
+            touched(result[1])
+
+    after(cache, "_match_prefix_helper", walked)
+    after(cache, "_insert_helper", walked)
