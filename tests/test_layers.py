@@ -14,7 +14,14 @@ ALLOWED = {
     "kvpolicy.eviction": {"kvpolicy.language"},
     "kvpolicy.facts": {"kvpolicy.language"},
     "kvpolicy.compiler": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts"},
-    "kvpolicy.cli": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
+    "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
+    "kvpolicy.cli": {
+        "kvpolicy.language",
+        "kvpolicy.eviction",
+        "kvpolicy.facts",
+        "kvpolicy.compiler",
+        "kvpolicy.replay",
+    },
     "kvpolicy_sglang": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
 }
 ENGINES = {"sglang", "vllm", "torch", "triton", "flashinfer"}

@@ -1,0 +1,28 @@
+"""Trace formats by name, and the choice among them from a file's first row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvpolicy.replay.errors import TraceUsageError
+from kvpolicy.replay.formats.agentic import Agentic
+from kvpolicy.replay.formats.base import Format, Options
+from kvpolicy.replay.formats.mooncake import Mooncake
+
+__all__ = ["FORMATS", "Format", "Options", "detect", "format_named"]
+
+#: In the order in which a first row is tried.
+FORMATS: dict[str, Format] = {f.name: f for f in (Agentic(), Mooncake())}
+
+
+def format_named(name: str) -> Format:
+    """Raises TraceUsageError, naming the known ones."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise TraceUsageError(f"unknown trace format '{name}' (known: {', '.join(FORMATS)})") from None
+
+
+def detect(row: dict[str, Any]) -> Format | None:
+    """The format whose rows look like this one."""
+    return next((f for f in FORMATS.values() if f.matches(row)), None)

@@ -1,0 +1,81 @@
+"""Typed access to one row: a value or an error that names the field, what it holds, and the place."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from kvpolicy.replay.lines import Lines
+
+__all__ = ["blocks", "count", "milliseconds", "text", "tokens"]
+
+
+def count(row: dict[str, Any], key: str, lines: Lines, default: int | None = None) -> int:
+    """A whole number of at least 0."""
+    value = row.get(key, default)
+    if value is None:
+        raise _missing(row, key, lines)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+        raise lines.fail(f"'{key}' is {_show(value)}, expected a whole number of at least 0")
+    return int(value)
+
+
+def milliseconds(row: dict[str, Any], key: str, lines: Lines, scale: float = 1.0) -> int:
+    """A time of at least 0; ``scale`` is the unit in milliseconds. Cut to whole milliseconds."""
+    value = row.get(key)
+    if value is None:
+        raise _missing(row, key, lines)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+        raise lines.fail(f"'{key}' is {_show(value)}, expected a time of at least 0")
+    return int(value * scale)
+
+
+def blocks(row: dict[str, Any], key: str, lines: Lines, input_tokens: int, block_tokens: int) -> Sequence[Hashable]:
+    """A list of block ids (whole numbers or strings), not more than ``input_tokens`` fill."""
+    value = row.get(key)
+    if value is None:
+        raise _missing(row, key, lines)
+    if not isinstance(value, list):
+        raise lines.fail(f"'{key}' is {_show(value)}, expected a list of block ids")
+    kinds = set(map(type, value))
+    if kinds - {int, str}:
+        wrong = next(kind.__name__ for kind in kinds if kind not in (int, str))
+        raise lines.fail(f"'{key}' holds a {wrong}, expected whole numbers or strings")
+    most = -(-input_tokens // block_tokens)
+    if len(value) > most:
+        raise lines.fail(
+            f"{len(value)} {key} for {input_tokens} tokens of input: at most {most} blocks of {block_tokens} tokens fit",
+            "give the trace's own block size with --block-size",
+        )
+    return value
+
+
+def tokens(row: dict[str, Any], key: str, lines: Lines) -> list[int]:
+    """A list of token ids."""
+    value = row.get(key)
+    if value is None:
+        raise _missing(row, key, lines)
+    if not isinstance(value, list) or set(map(type, value)) - {int}:
+        raise lines.fail(f"'{key}' is {_show(value)}, expected a list of token ids")
+    return value
+
+
+def text(row: dict[str, Any], key: str, lines: Lines) -> str | None:
+    """A string, a number as one, or ``None``."""
+    value = row.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise lines.fail(f"'{key}' is {_show(value)}, expected a string")
+
+
+def _missing(row: dict[str, Any], key: str, lines: Lines) -> Exception:
+    if key in row:
+        return lines.fail(f"'{key}' is null")
+    return lines.fail(f"no '{key}' in this row", f"it has: {', '.join(list(row)[:8]) or 'nothing'}")
+
+
+def _show(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."

@@ -1,0 +1,41 @@
+"""`--policy` arguments -> what a simulator runs: the same compiled objects that an adapter installs."""
+
+from __future__ import annotations
+
+import json
+
+from kvpolicy.compiler import compile_policy
+from kvpolicy.language import LoadResult, load_policy, load_text
+from kvpolicy.replay.simulator import Eviction
+
+__all__ = ["from_result", "load"]
+
+
+def load(argument: str) -> LoadResult:
+    """A file, the name of a shipped policy, or the bare name of a built-in algorithm (``lru``, ``gdsf``).
+
+    A file or shipped policy of that name wins. Problems are in the result's diagnostics.
+    """
+    result = load_policy(argument)
+    if not result.unopenable or not argument.replace("_", "").replace("-", "").isalnum():
+        return result
+    document = {
+        "apiVersion": "kvpolicy/v1",
+        "kind": "KVPolicy",
+        "metadata": {"name": argument.replace("_", "-")},
+        "eviction": {"policy": argument},
+    }
+    bare = load_text(json.dumps(document).encode(), f"algorithm:{argument}")
+    return bare if bare.policy is not None else result
+
+
+def from_result(result: LoadResult, name: str) -> Eviction:
+    """Compile a checked policy for replay under the name that reports show. Raises ValueError for one with errors."""
+    compiled = compile_policy(result, "sglang")
+    return Eviction(
+        name,
+        compiled.eviction.make_index,
+        compiled.eviction.needs_metadata,
+        compiled.allocator.low,
+        compiled.allocator.high,
+    )

@@ -1,0 +1,231 @@
+"""One policy, one capacity: the engines' sequence of calls (match, lock, evict, insert, unlock) on a prefix tree.
+
+The policy is the compiled object that the engines run, and the index is theirs too; nothing here decides a victim.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import cast
+
+from kvpolicy.eviction import EvictionIndex
+from kvpolicy.replay.requests import Request
+from kvpolicy.replay.statistics import RunStatistics
+from kvpolicy.replay.tree import Node, PrefixTree
+
+__all__ = ["GRANULARITIES", "Eviction", "Simulator"]
+
+_UNBOUNDED_TOKENS = 1 << 60
+
+#: granularity -> largest node in pages
+GRANULARITIES: dict[str, int | None] = {"node": None, "page": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What a run takes from a compiled policy."""
+
+    name: str
+    make_index: Callable[[int], EvictionIndex]  # pool tokens -> a fresh index
+    needs_metadata: bool = True
+    low_watermark: float | None = None  # shares of the pool: free below `low` evicts up to `high`
+    high_watermark: float | None = None
+
+
+class Simulator:
+    """Replays requests one after the other. ``capacity_tokens`` ``None`` is the infinite cache."""
+
+    def __init__(
+        self,
+        eviction: Eviction,
+        capacity_tokens: int | None,
+        page_tokens: int,
+        granularity: str = "node",
+        *,
+        hold_running: bool = False,
+    ) -> None:
+        self.eviction = eviction
+        self.page_tokens = page_tokens
+        self.capacity_pages: int | None = None if capacity_tokens is None else capacity_tokens // page_tokens
+        self._metadata = eviction.needs_metadata
+        self.index = eviction.make_index(capacity_tokens or _UNBOUNDED_TOKENS)
+        self.tree = PrefixTree(GRANULARITIES[granularity], self._was_split)
+        self.stats = RunStatistics()
+        self._low = int((eviction.low_watermark or 0) * (self.capacity_pages or 0))
+        self._high = int((eviction.high_watermark or 0) * (self.capacity_pages or 0))
+        self._hold_running = hold_running
+        self._running: list[tuple[int, int, Node]] = []  # (end in ms, order, end of the locked path)
+
+    def request(self, request: Request, pages: Sequence[Hashable], reusable: int, full: Sequence[Hashable]) -> int:
+        """Serve one request: its hit tokens.
+
+        ``pages`` are the prompt's, of which the first ``reusable`` may come from the cache; ``full`` those of prompt and
+        output. The order of calls is the engines': the hit is counted and admission decided after the prefill.
+        """
+        index, tree, stats, info, page_tokens = self.index, self.tree, self.stats, request.info, self.page_tokens
+        index.clock.arrive(request.arrival_ms)
+        now_ms = index.clock.now_ms
+        if self._running:
+            self._finish_until(now_ms)
+        root = tree.root((info.cache_salt, info.lora))
+        path, matched = tree.descend(root, pages, 0, reusable)
+        held = path[-1] if path else root
+        self._lock(held)
+        room = self._make_room(len(full) - matched)
+        self._count_reuse(path, now_ms)
+        if self._metadata:
+            for node in reversed(path):
+                index.touch(node, info)
+        new = len(full) - matched
+        admitted = not self._metadata or index.admit(
+            info, len(pages) * page_tokens, (len(pages) - matched) * page_tokens
+        )
+        end = held
+        if not admitted:
+            stats.refused_tokens += new * page_tokens
+        elif new:
+            # What was not reusable may be resident all the same; it is not kept twice.
+            more, at = tree.descend(held, full, matched, len(full))
+            path += more
+            end = path[-1] if path else root
+            fits = min(len(full) - at, room)
+            stats.truncated_tokens += (len(full) - at - fits) * page_tokens
+            end = self._insert(root, end, full, at, at + fits, len(pages), request)
+        self._bring_up(path)
+        if end is not held:
+            self._lock(end)
+            self._unlock(held)
+        if self._hold_running and request.duration_ms:
+            heapq.heappush(self._running, (request.arrival_ms + request.duration_ms, index.clock.request_seq, end))
+        else:
+            self._unlock(end)
+        hit_tokens = min(matched * page_tokens, request.input_tokens)
+        stats.hit_tokens.append(hit_tokens)
+        stats.touched_pages += len(pages)
+        return hit_tokens
+
+    def check(self) -> None:
+        """Debug: the tree is sound and the pool was never over-committed."""
+        self.tree.check()
+        assert self.capacity_pages is None or self.tree.pages <= self.capacity_pages, (
+            "more resident than the pool holds"
+        )
+
+    # -- room --
+
+    def _make_room(self, need: int) -> int:
+        """Evict until ``need`` pages are free, or as many as can be; the free pages."""
+        if self.capacity_pages is None:
+            return need
+        free = self.capacity_pages - self.tree.pages
+        target = need
+        if self._low and free - need < self._low:
+            target = need + self._high
+        if free < target:
+            free += self._evict(target - free)
+        return free
+
+    def _evict(self, pages: int) -> int:
+        index, tree, stats, page_tokens = self.index, self.tree, self.stats, self.page_tokens
+        pop, add = index.pop, index.add
+        now_ms = index.clock.now_ms
+        idle = stats.idle_at_eviction.add
+        started = perf_counter()
+        freed, victims, last_ms, last_tokens = 0, 0, -1, 0
+        index.begin()
+        while freed < pages:
+            victim = cast(Node | None, pop())
+            if victim is None:
+                break
+            freed += victim.pages
+            victims += 1
+            size = victim.pages * page_tokens
+            if victim.touch_ms != last_ms:
+                if last_tokens:
+                    idle(now_ms - last_ms, last_tokens)
+                last_ms, last_tokens = victim.touch_ms, 0
+            last_tokens += size
+            parent = tree.remove(victim)
+            index.evicted(victim, size, victim.kvp.depth_tokens if victim.kvp is not None else 0)
+            index.remove(victim)
+            if not parent.children and not parent.lock and parent.parent is not None:
+                add(parent)
+        index.end()
+        if last_tokens:
+            idle(now_ms - last_ms, last_tokens)
+        stats.evict_s += perf_counter() - started
+        stats.victims += victims
+        stats.evicted_tokens += freed * page_tokens
+        return freed
+
+    # -- nodes --
+
+    def _insert(
+        self,
+        root: Node,
+        parent: Node,
+        full: Sequence[Hashable],
+        start: int,
+        stop: int,
+        prompt_pages: int,
+        request: Request,
+    ) -> Node:
+        """Make ``full[start:stop]`` resident below ``parent``, cut at the end of the prompt; the last node."""
+        info, priority = request.info, request.info.priority or 0
+        for low, high in ((start, min(stop, prompt_pages)), (max(start, prompt_pages), stop)):
+            if low >= high:
+                continue
+            at = low
+            for node in self.tree.extend(parent, full[low:high], self.index.clock.now_ms, priority):
+                at += node.pages
+                if self._metadata:
+                    above = None if parent is root else parent
+                    size, depth = node.pages * self.page_tokens, at * self.page_tokens
+                    self.index.insert(node, above, info, size, depth, high > prompt_pages)
+                node.hit_count = 1
+                parent = node
+        return parent
+
+    def _was_split(self, upper: Node, lower: Node) -> None:
+        if self._metadata:
+            self.index.split(upper, lower, upper.pages * self.page_tokens)
+        elif not lower.children and not lower.lock:
+            self.index.touched(lower)
+
+    def _bring_up(self, path: list[Node]) -> None:
+        """The path is the most recent one, its end more recent than its top."""
+        tick = self.tree.tick
+        for node in path:
+            node.last_access_time = tick()
+            node.hit_count += 1
+
+    def _count_reuse(self, path: list[Node], now_ms: int) -> None:
+        last_ms, pages, add = -1, 0, self.stats.reuse_gap.add
+        for node in path:
+            if node.touch_ms != last_ms:
+                if pages:
+                    add(now_ms - last_ms, pages * self.page_tokens)
+                last_ms, pages = node.touch_ms, 0
+            pages += node.pages
+            node.touch_ms = now_ms
+        if pages:
+            add(now_ms - last_ms, pages * self.page_tokens)
+
+    # -- locks --
+
+    def _lock(self, node: Node) -> None:
+        node.lock += 1
+        if node.lock == 1 and node.parent is not None and not node.children:
+            self.index.discard(node)
+
+    def _unlock(self, node: Node) -> None:
+        node.lock -= 1
+        if not node.lock and node.parent is not None and not node.children:
+            self.index.add(node)
+
+    def _finish_until(self, now_ms: int) -> None:
+        while self._running and self._running[0][0] <= now_ms:
+            self._unlock(heapq.heappop(self._running)[2])
