@@ -75,10 +75,15 @@ class UnitMeta:
     reuse_gap_s: float = 0.0  # exponentially smoothed gap between touches; 0 before the first reuse
     is_output: bool = False
     cache_salt: str | None = None
-    priority: int | None = None  # clamped maximum over the unit's requests
+    priority: int | None = None  # in effect: the rule's where one sets it, else that of the requests
+    request_priority: int | None = None  # clamped maximum over the unit's requests
+    rule_priority: int | None = None  # set by the rule that won at the last touch
     session_id: str | None = None
     lora: str | None = None
     parent: Any = None  # the parent's handle, None under the root
+    content_key: int | None = (
+        None  # names the tokens from the root to the unit's end, if the adapter knows such a number
+    )
     # -- protection, kept by the rules --
     rule: int = -1  # index of the retain rule that protects the unit now, -1: unprotected
     expiry_ms: int | None = None  # policy time at which the protection ends; None: never

@@ -26,8 +26,8 @@ class LazyHeap(Generic[H]):
     """Smallest key first; equal keys in the order in which they were added.
 
     ``key`` must return values that compare with each other. With :attr:`KeyChange.STATIC` it is read once, when the
-    handle is added; with ``GROWS`` again when the handle comes up; with ``SHRINKS`` also at :meth:`touch`, which is then
-    mandatory.
+    handle is added; with ``GROWS`` again when the handle comes up; with ``SHRINKS`` also at :meth:`touch`, which is
+    then mandatory.
     """
 
     __slots__ = ("_entries", "_heap", "_key", "_sequence", "change")
@@ -35,7 +35,7 @@ class LazyHeap(Generic[H]):
     def __init__(self, key: Callable[[H], Any], change: KeyChange) -> None:
         if change is KeyChange.DYNAMIC:
             raise ValueError("a key that moves with the clock cannot be kept in a heap: use SampledOrder")
-        self.change = change
+        self.change: KeyChange = change
         self._key = key
         self._sequence = 0
         self._entries: dict[H, list[Any]] = {}  # the live entry of every member

@@ -1,7 +1,7 @@
 """The eviction index: the one object that an adapter talks to.
 
-This class serves the bare built-in orders, which read the engine's own fields. :class:`~kvpolicy.eviction.metadata_index.
-MetadataIndex` adds what rules, tenants, scores and kvpolicy's own algorithms need.
+This class serves the bare built-in orders, which read the engine's own fields; ``metadata_index`` adds what rules,
+tenants, scores and kvpolicy's own algorithms need.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
-from kvpolicy.eviction.base import Handle, KeyChange, PolicyClock, RequestInfo
+from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, RequestInfo
 
 __all__ = ["Counters", "EvictionIndex"]
 
@@ -45,20 +45,24 @@ class EvictionIndex:
     needs_metadata = False
 
     def __init__(self, algorithm: Algorithm, pool_tokens: int) -> None:
+        self._algorithm = algorithm
         self.clock: PolicyClock = algorithm.clock
         self.pool_tokens = pool_tokens
         self.counters = Counters()
         #: 64-bit FNV-1a over the evicted units in order; equal on ranks that evicted the same.
         self.victim_digest = _FNV_OFFSET
         self.victims = 0
-        self._algorithm = algorithm
-        self._order = algorithm.make_order()
-        self._held: dict[Handle, None] = {}
+        self._order: Order[Handle] = self._make_order()
+        self._held: dict[Handle, None] = {}  # popped in this walk, and evictable as far as the engine said
+        self._victims: dict[Handle, None] = {}  # popped and freed, in this walk
         self._stray: dict[Handle, None] = {}  # evictable units whose key could not be computed
+
+    def _make_order(self) -> Order[Handle]:
+        return self._algorithm.make_order()
 
     @property
     def change(self) -> KeyChange:
-        """How keys move, hence what an adapter must observe: :meth:`touched` matters for ``SHRINKS`` alone."""
+        """How keys move, hence what an adapter must observe."""
         return self._algorithm.change
 
     # -- membership --
@@ -80,8 +84,10 @@ class EvictionIndex:
             self._stray.pop(handle, None)
 
     def touched(self, handle: Handle) -> None:
-        """The engine changed a field that the order reads, while the unit may be evictable. Only orders whose key can
-        shrink (mru, tlru) act on it; calling it always is right."""
+        """The engine changed a field that the order reads, while the unit may be evictable.
+
+        Mandatory where :attr:`change` is ``SHRINKS``; otherwise allowed and needless.
+        """
         try:
             self._order.touch(handle)
         except Exception as fault:
@@ -126,7 +132,7 @@ class EvictionIndex:
 
     def begin(self) -> None:
         """Start a walk."""
-        self.end()
+        self.end()  # of a walk that a fault of the engine's cut short
 
     def pop(self) -> Handle | None:
         """The next victim to propose, or ``None`` when no evictable unit is left in this walk."""
@@ -142,20 +148,27 @@ class EvictionIndex:
             self._held[handle] = None
         return handle
 
-    def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0) -> None:
-        """The engine freed a unit that this walk popped: count it. Both numbers must be equal on every rank."""
-        self.counters.add("", size_tokens)
-        self._digest(size_tokens, depth_tokens)
+    def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0) -> None:
+        """The engine frees the unit that :meth:`pop` returned: count it. Call it before ``discard`` and ``remove``.
+
+        All numbers must be equal on every rank. ``identity`` is any number that tells this unit from others of the same
+        size and depth; with metadata its creation order is used besides.
+        """
+        self._victims[handle] = None
+        self.counters.add(self.rule_of(handle), size_tokens)
+        meta = handle.kvp
+        self._digest(size_tokens, depth_tokens, identity, 0 if meta is None else meta.order)
 
     def end(self) -> None:
         """End the walk: units popped but neither discarded nor removed are offered again."""
+        self._victims.clear()
         if self._held:
             held, self._held = self._held, {}
             for handle in held:
                 self.add(handle)
 
-    def last_rule(self) -> str:
-        """The rule that protected the unit popped last, "" for none."""
+    def rule_of(self, handle: Handle) -> str:
+        """The rule that protects the unit now, "" for none; of a victim, until it is removed."""
         return ""
 
     # -- whole --
@@ -167,12 +180,14 @@ class EvictionIndex:
         self._order.clear()
         self._algorithm.clear()
         self._held.clear()
+        self._victims.clear()
         self._stray.clear()
 
     def rebuild(self, handles: Iterable[Handle]) -> None:
         """Make the evictable units exactly ``handles``, whatever state a fault left behind."""
-        self._order = self._algorithm.make_order()
+        self._order = self._make_order()
         self._held.clear()
+        self._victims.clear()
         self._stray.clear()
         for handle in handles:
             self.add(handle)
@@ -204,7 +219,7 @@ class EvictionIndex:
 
     def _digest(self, *numbers: int) -> None:
         self.victims += 1
-        digest = (self.victim_digest ^ self.victims) * _FNV_PRIME & _MASK64
+        digest = self.victim_digest
         for number in numbers:
             digest = (digest ^ number) * _FNV_PRIME & _MASK64
         self.victim_digest = digest

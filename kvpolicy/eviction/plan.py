@@ -1,4 +1,4 @@
-"""From the typed ``eviction`` section of a policy to what an adapter needs: what to observe, and an index a pool."""
+"""From the typed ``eviction`` section of a policy to what an adapter needs: what to observe, and an index per pool."""
 
 from __future__ import annotations
 
@@ -6,30 +6,131 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpolicy.eviction.algorithms.registry import get_spec, make_algorithm
+from kvpolicy.eviction.algorithms.priority import ClampedPriority
+from kvpolicy.eviction.algorithms.registry import ALGORITHMS, make_algorithm
+from kvpolicy.eviction.algorithms.score import Score
+from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import PolicyClock
 from kvpolicy.eviction.index import EvictionIndex
+from kvpolicy.eviction.metadata_index import MetadataIndex
+from kvpolicy.eviction.rules import CompiledRule
+from kvpolicy.eviction.tenants import CompiledTenants, Shares
+from kvpolicy.language.eviction_words import resolved_params
+from kvpolicy.language.expressions import CompiledScore, compile_admit, compile_match, compile_score
+from kvpolicy.language.models import Eviction, Hints, Rule, Tenants
 
 __all__ = ["CompiledEviction", "compile_eviction"]
+
+#: Fields measured in policy time, which an engine must be able to carry (``reuse_gap_s`` too).
+_TIME_SUFFIX = "_s"
 
 
 @dataclass(frozen=True)
 class CompiledEviction:
-    """A policy's eviction, ready to make one index per pool."""
+    """A policy's eviction, ready to make one index per pool. Neither ``policy`` nor ``score``: the engine's default,
+    lru."""
 
-    policy: str | None
+    core: str = "auto"
+    policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    needs_metadata: bool = False
-    needs_time: bool = False
-    rules: tuple[Any, ...] = ()
+    score: CompiledScore | None = None
+    rules: tuple[CompiledRule, ...] = ()
+    tenants: CompiledTenants | None = None
+    max_priority: int | None = None
+    needs_time: bool = False  # some field or ttl is in policy time
+
+    @property
+    def needs_metadata(self) -> bool:
+        """Whether the adapter must report resident units: ``insert``, ``touch``, ``split``, ``remove``."""
+        return bool(self.rules) or self.tenants is not None or self._algorithm_needs_metadata()
 
     def make_index(self, pool_tokens: int) -> EvictionIndex:
-        """An empty index for a pool of that many tokens, with its own clock."""
-        return EvictionIndex(make_algorithm(self.policy or "lru", self.params, PolicyClock()), pool_tokens)
+        """An empty index for a pool of that many tokens, with a clock of its own."""
+        algorithm = self._make_algorithm(PolicyClock())
+        if not self.needs_metadata:
+            return EvictionIndex(algorithm, pool_tokens)
+        return MetadataIndex(
+            algorithm, pool_tokens, rules=self.rules, tenants=self.tenants, max_priority=self.max_priority
+        )
+
+    def _algorithm_needs_metadata(self) -> bool:
+        return self.score is not None or self._sets_priority() or ALGORITHMS[self.policy or "lru"].needs_metadata
+
+    def _sets_priority(self) -> bool:
+        """Whether the policy orders by a priority that it also changes."""
+        changes = self.max_priority is not None or any(rule.priority is not None for rule in self.rules)
+        return self.policy == "priority" and changes
+
+    def _make_algorithm(self, clock: PolicyClock) -> Algorithm:
+        if self.score is not None:
+            return Score(clock, self.score)
+        if self._sets_priority():
+            return ClampedPriority(clock)
+        return make_algorithm(self.policy or "lru", self.params, clock)
 
 
-def compile_eviction(eviction: Any, *, hints: Any = None) -> CompiledEviction:
-    """Compile a policy's ``eviction`` section (``None``: absent). Raises ValueError for an unknown algorithm or param."""
-    policy = getattr(eviction, "policy", None) or "lru"
-    params = get_spec(policy).validate_params(getattr(eviction, "params", None) or {})
-    return CompiledEviction(policy=policy, params=params)
+def compile_eviction(eviction: Eviction | None, *, hints: Hints | None = None) -> CompiledEviction:
+    """Compile a checked policy's ``eviction`` section (``None``: absent).
+
+    Raises ExpressionError, KeyError or UnitError for what ``check`` would have refused.
+    """
+    max_priority = hints.max_priority if hints is not None else None
+    if eviction is None:
+        return CompiledEviction(max_priority=max_priority)
+    score = None if eviction.score is None else compile_score(eviction.score)
+    params = {} if eviction.policy is None else resolved_params(eviction.policy, eviction.params)
+    rules, rules_need_time = _compile_rules(eviction.rules)
+    return CompiledEviction(
+        core=eviction.core,
+        policy=eviction.policy,
+        params=params,
+        score=score,
+        rules=rules,
+        tenants=None if eviction.tenants is None else _compile_tenants(eviction.tenants),
+        max_priority=max_priority,
+        needs_time=rules_need_time or (score is not None and _reads_time(score.fields)),
+    )
+
+
+def _compile_rules(rules: tuple[Rule, ...]) -> tuple[tuple[CompiledRule, ...], bool]:
+    weights = sorted({rule.retain.weight for rule in rules if rule.retain is not None})
+    compiled, needs_time = [], False
+    for rule in rules:
+        match = None if rule.match is None else compile_match(rule.match)
+        refuses = None
+        if rule.admit is not None:
+            refuses = _always if rule.match is None else compile_admit(rule.match).evaluate
+        retain = rule.retain
+        needs_time |= (match is not None and _reads_time(match.fields)) or (
+            retain is not None and retain.ttl_ms is not None
+        )
+        compiled.append(
+            CompiledRule(
+                name=rule.name,
+                match=match.evaluate if match is not None else _always,
+                is_retain=retain is not None,
+                level=0 if retain is None else 1 + weights.index(retain.weight),
+                ttl_ms=None if retain is None else retain.ttl_ms,
+                budget_share=None if retain is None else retain.budget,
+                refuses=refuses,
+                priority=rule.priority,
+            )
+        )
+    return tuple(compiled), needs_time
+
+
+def _compile_tenants(tenants: Tenants) -> CompiledTenants:
+    return CompiledTenants(
+        default=Shares(tenants.floor, tenants.cap),
+        max_floors=tenants.max_floors,
+        named={name: Shares(tenant.floor, tenant.cap) for name, tenant in tenants.named.items()},
+    )
+
+
+def _reads_time(fields: frozenset[str]) -> bool:
+    return any(name.endswith(_TIME_SUFFIX) for name in fields)
+
+
+def _always(*_: Any) -> bool:
+    """The condition of a rule without ``match``."""
+    return True

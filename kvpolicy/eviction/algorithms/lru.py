@@ -1,26 +1,22 @@
-"""Least recently used. SGLang's default order: the smallest ``last_access_time`` goes first."""
+"""Least recently used first: SGLang's default order.
+
+Source: SGLang ``evict_policy.py``, LRUStrategy (0.5.16 to 0.5.23).
+"""
 
 from __future__ import annotations
 
-from kvpolicy.eviction.algorithms.spec import Algorithm, AlgorithmSpec
-from kvpolicy.eviction.base import Handle, KeyChange, Order
-from kvpolicy.eviction.heap import LazyHeap
+from typing import Any
 
-__all__ = ["LRU", "SPEC"]
+from kvpolicy.eviction.algorithms.spec import KeyedAlgorithm
+from kvpolicy.eviction.base import Handle, KeyChange
+
+__all__ = ["LRU"]
 
 
-class LRU(Algorithm):
-    """Key: ``last_access_time``, which the engine only moves forward."""
+class LRU(KeyedAlgorithm):
+    """The engine moves ``last_access_time`` forward only."""
 
     change = KeyChange.GROWS
 
-    def make_order(self) -> Order[Handle]:
-        return LazyHeap(lambda handle: float(handle.last_access_time), self.change)
-
-
-SPEC = AlgorithmSpec(
-    name="lru",
-    summary="least recently used first (the engine's default)",
-    source="SGLang evict_policy.py, LRUStrategy",
-    build=LRU,
-)
+    def key(self, handle: Handle) -> Any:
+        return float(handle.last_access_time)

@@ -1,31 +1,50 @@
-"""The built-in eviction algorithms by name, with their parameters as data."""
+"""The built-in eviction algorithms by name. Names, parameters and ranges are words of the language: its vocabulary
+lists them."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvpolicy.eviction.algorithms import lru
-from kvpolicy.eviction.algorithms.spec import Algorithm, AlgorithmSpec, Param
+from kvpolicy.eviction.algorithms.fifo import FIFO
+from kvpolicy.eviction.algorithms.filo import FILO
+from kvpolicy.eviction.algorithms.gdsf import GDSF
+from kvpolicy.eviction.algorithms.hit_density import HitDensity
+from kvpolicy.eviction.algorithms.lfu import LFU
+from kvpolicy.eviction.algorithms.lru import LRU
+from kvpolicy.eviction.algorithms.mru import MRU
+from kvpolicy.eviction.algorithms.priority import Priority
+from kvpolicy.eviction.algorithms.s3fifo import S3FIFO
+from kvpolicy.eviction.algorithms.sieve import Sieve
+from kvpolicy.eviction.algorithms.slru import SLRU
+from kvpolicy.eviction.algorithms.spec import Algorithm
+from kvpolicy.eviction.algorithms.tlru import TLRU
 from kvpolicy.eviction.base import PolicyClock
 
-__all__ = ["ALGORITHMS", "AlgorithmSpec", "Param", "get_spec", "make_algorithm"]
+__all__ = ["ALGORITHMS", "make_algorithm"]
 
-#: In the order in which they are listed to people.
-ALGORITHMS: dict[str, AlgorithmSpec] = {module.SPEC.name: module.SPEC for module in (lru,)}
-
-
-def get_spec(name: str) -> AlgorithmSpec:
-    """The algorithm called ``name``. Raises ValueError with a suggestion."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
-    close = difflib.get_close_matches(name, ALGORITHMS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"unknown eviction policy {name!r}{hint} (known: {', '.join(ALGORITHMS)})")
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "fifo": FIFO,
+    "filo": FILO,
+    "mru": MRU,
+    "slru": SLRU,
+    "priority": Priority,
+    "tlru": TLRU,
+    "gdsf": GDSF,
+    "s3fifo": S3FIFO,
+    "sieve": Sieve,
+    "hit_density": HitDensity,
+}
 
 
 def make_algorithm(name: str, params: Mapping[str, Any], clock: PolicyClock) -> Algorithm:
-    """Build one. Raises ValueError for an unknown name or a bad parameter."""
-    spec = get_spec(name)
-    return spec.build(clock, **spec.validate_params(params))
+    """Build one; ``params`` are canonical numbers (``language.eviction_words.resolved_params``).
+
+    Raises KeyError, naming what there is, for an unknown name.
+    """
+    if name not in ALGORITHMS:
+        raise KeyError(f"unknown eviction policy {name!r}; known: {', '.join(ALGORITHMS)}")
+    build: Callable[..., Algorithm] = ALGORITHMS[name]
+    return build(clock, **params)

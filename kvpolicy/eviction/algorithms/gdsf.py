@@ -1,0 +1,50 @@
+"""Greedy dual size frequency: few hits for the space first, aged by evictions.
+
+Source: L. Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy", HP Labs
+HPL-98-69R1, 1998. The key is ``L + requests * cost / size`` with cost 1 (the paper's GDSF-Hits); L is the key of the
+unit evicted last, so that what was popular once ages as others go. In a prefix tree the size is the unit's own, not
+its path's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvpolicy.eviction.algorithms.spec import KeyedAlgorithm
+from kvpolicy.eviction.base import Handle, KeyChange, PolicyClock
+
+__all__ = ["GDSF"]
+
+#: Sizes are counted in this many tokens, so that keys stay readable; it does not change the order.
+_TOKENS_UNIT = 1024
+
+
+class GDSF(KeyedAlgorithm):
+    """State: the key, set at insertion and at each touch. A split leaves both halves the key they had together."""
+
+    change = KeyChange.GROWS
+    needs_metadata = True
+
+    def __init__(self, clock: PolicyClock) -> None:
+        super().__init__(clock)
+        self.inflation = 0.0
+
+    def key(self, handle: Handle) -> Any:
+        meta = handle.kvp
+        return (meta.state, meta.touch_seq, meta.order)
+
+    def inserted(self, handle: Handle) -> None:
+        self.touched(handle)
+
+    def touched(self, handle: Handle) -> None:
+        meta = handle.kvp
+        value = self.inflation + (meta.hits + 1) * _TOKENS_UNIT / max(meta.size_tokens, 1)
+        if meta.state is None or value > meta.state:  # a half of a split may be smaller: its key never falls
+            meta.state = value
+
+    def removed(self, handle: Handle, evicted: bool) -> None:
+        if evicted and handle.kvp.state > self.inflation:
+            self.inflation = handle.kvp.state
+
+    def clear(self) -> None:
+        self.inflation = 0.0

@@ -1,0 +1,101 @@
+"""Hit density: the unit with the fewest expected hits for the space and time it will hold goes first.
+
+Source: N. Beckmann, H. Chen, A. Cidon, "LHD: improving cache hit rate by maximizing hit density", NSDI 2018. For a
+unit of class c and age a
+
+    density(c, a) = P(hit after a) / E[time still held after a],    rank = density / size_tokens
+
+where age is the number of requests since the last touch, and both terms come from counters of what happened to earlier
+units of the class: how many were hit, and how many evicted, at each age. Simplified against the paper: ages in powers
+of two rather than linear buckets, classes by number of hits (0, 1, 2-3, 4 and more) rather than by application and
+last ages, counts that are halved at each reconfiguration rather than decayed by a factor, and no explorer objects. All
+counters are integers, and a reconfiguration comes after a fixed number of events, so that ranks agree.
+
+Until a class has events at all its prior is one hit and one eviction at every age, i.e. least recently used for its
+size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvpolicy.eviction.algorithms.spec import Algorithm
+from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, UnitMeta
+from kvpolicy.eviction.sample import SampledOrder
+
+__all__ = ["HitDensity"]
+
+AGES = 24  # bucket b: ages of 2**b - 1 to 2**(b + 1) - 2 requests, the last one open
+CLASSES = 4
+#: Events (hits and evictions) between reconfigurations.
+PERIOD = 1024
+
+
+class HitDensity(Algorithm):
+    """``hits[class][age]`` and ``evictions[class][age]`` are learned; ``density`` is computed from them."""
+
+    needs_metadata = True
+    change = KeyChange.DYNAMIC
+
+    def __init__(self, clock: PolicyClock) -> None:
+        super().__init__(clock)
+        self.clear()
+
+    def clear(self) -> None:
+        self.hits = [[1] * AGES for _ in range(CLASSES)]
+        self.evictions = [[1] * AGES for _ in range(CLASSES)]
+        self._events = 0
+        self._compute()
+
+    def make_order(self) -> Order[Handle]:
+        return SampledOrder(self.rank, self.clock)
+
+    make_member_order = make_order
+
+    def rank(self, handle: Handle) -> Any:
+        meta = handle.kvp
+        density = self.density[_class(meta.hits)][_age(self.clock.request_seq - meta.touch_seq)]
+        return (density / max(meta.size_tokens, 1), meta.touch_seq, meta.order)
+
+    def inserted(self, handle: Handle) -> None:
+        handle.kvp.state = self.clock.request_seq
+
+    def touched(self, handle: Handle) -> None:
+        meta = handle.kvp
+        age = _age(self.clock.request_seq - meta.state)
+        self.hits[_class(meta.hits - 1)][age] += 1
+        meta.state = self.clock.request_seq
+        self._count()
+
+    def removed(self, handle: Handle, evicted: bool) -> None:
+        if evicted:
+            meta: UnitMeta = handle.kvp
+            self.evictions[_class(meta.hits)][_age(self.clock.request_seq - meta.state)] += 1
+            self._count()
+
+    def _count(self) -> None:
+        self._events += 1
+        if self._events % PERIOD == 0:
+            self._compute()
+            for table in (self.hits, self.evictions):
+                for row in table:
+                    row[:] = [(count + 1) // 2 for count in row]
+
+    def _compute(self) -> None:
+        """``density[c][a]``: from the oldest age down, hits still to come over time still to be held."""
+        self.density = [[0.0] * AGES for _ in range(CLASSES)]
+        for klass in range(CLASSES):
+            hits = events = held_requests = 0
+            for age in range(AGES - 1, -1, -1):
+                hits += self.hits[klass][age]
+                events += self.hits[klass][age] + self.evictions[klass][age]
+                held_requests += events << age  # each of them is held for this bucket's width
+                self.density[klass][age] = hits / held_requests
+
+
+def _class(hits: int) -> int:
+    return min(hits.bit_length(), CLASSES - 1)
+
+
+def _age(requests: int) -> int:
+    return min((requests + 1).bit_length() - 1, AGES - 1)

@@ -1,0 +1,36 @@
+"""A policy's own ``score``: the smallest goes first, ties by last touch, then by creation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvpolicy.eviction.algorithms.spec import Algorithm
+from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
+from kvpolicy.eviction.heap import LazyHeap
+from kvpolicy.eviction.sample import SampledOrder
+from kvpolicy.language.expressions import CompiledScore
+
+__all__ = ["Score"]
+
+
+class Score(Algorithm):
+    """A stable or decaying score is a key in a heap; a dynamic one is evaluated on a sample at eviction."""
+
+    needs_metadata = True
+
+    def __init__(self, clock: PolicyClock, score: CompiledScore) -> None:
+        super().__init__(clock)
+        self._is_dynamic = score.score_class == "dynamic"
+        self._evaluate = score.evaluate if self._is_dynamic else score.key
+        # The tie-break by last touch only grows, so it never makes a key less movable than the score itself.
+        change = KeyChange(score.change)
+        self.change = KeyChange.GROWS if change is KeyChange.STATIC else change
+
+    def make_order(self) -> Order[Handle]:
+        return SampledOrder(self.rank, self.clock) if self._is_dynamic else LazyHeap(self.rank, self.change)
+
+    make_member_order = make_order
+
+    def rank(self, handle: Handle) -> Any:
+        meta = handle.kvp
+        return (self._evaluate(meta, self.clock), meta.touch_seq, meta.order)

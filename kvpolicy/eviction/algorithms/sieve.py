@@ -1,0 +1,98 @@
+"""SIEVE: one queue in order of insertion and a hand that moves from the oldest unit to the youngest; a unit visited
+since the hand last passed survives the pass, any other goes.
+
+Source: Y. Zhang et al., "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches", NSDI
+2024.
+
+In a prefix tree only leaves can go. A unit keeps its place in the queue, and its visits count, while it is locked or
+has children; the hand skips it then. The queue is a heap on ``(lap, place)``: the lap in which the hand comes to the
+unit next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvpolicy.eviction.algorithms.spec import Algorithm, recency
+from kvpolicy.eviction.base import Handle, KeyChange, Order
+from kvpolicy.eviction.heap import LazyHeap
+
+__all__ = ["Sieve"]
+
+
+class Sieve(Algorithm):
+    """State: the unit's hits when the hand last passed it."""
+
+    needs_metadata = True
+
+    def make_order(self) -> Order[Handle]:
+        return SieveQueue()
+
+    def inserted(self, handle: Handle) -> None:
+        handle.kvp.state = 0
+
+
+class SieveQueue:
+    """The evictable units of one partition and its own hand."""
+
+    change = KeyChange.SHRINKS  # a touch may bring another unit, of any recency, to the front
+
+    def __init__(self) -> None:
+        self._lap = 0
+        self._hand: tuple[int, int] = (-1, -1)  # place examined last
+        self._due: dict[Handle, int] = {}  # the lap in which the hand comes to a member
+        self._heap: LazyHeap[Handle] = LazyHeap(self._turn, KeyChange.STATIC)
+
+    def _turn(self, handle: Handle) -> tuple[int, tuple[int, int]]:
+        return self._due[handle], _place(handle)
+
+    def add(self, handle: Handle) -> None:
+        if handle not in self._due:
+            self._due[handle] = self._lap if _place(handle) > self._hand else self._lap + 1
+            self._heap.add(handle)
+
+    def discard(self, handle: Handle) -> None:
+        self._heap.discard(handle)
+        self._due.pop(handle, None)
+
+    def touch(self, handle: Handle) -> None:
+        """Nothing: a visit is seen when the hand comes."""
+
+    def peek(self) -> tuple[Any, Handle] | None:
+        while (top := self._heap.peek()) is not None:
+            (lap, place), handle = top
+            meta = handle.kvp
+            self._lap, self._hand = lap, place
+            if meta.hits == meta.state:
+                return recency(handle), handle
+            meta.state = meta.hits
+            self._heap.discard(handle)
+            self._due[handle] = lap + 1
+            self._heap.add(handle)
+        return None
+
+    def pop(self) -> Handle | None:
+        top = self.peek()
+        if top is None:
+            return None
+        self.discard(top[1])
+        return top[1]
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._due.clear()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def __contains__(self, handle: object) -> bool:
+        return handle in self._due
+
+    def __iter__(self) -> Iterator[Handle]:
+        return iter(self._due)
+
+
+def _place(handle: Handle) -> tuple[int, int]:
+    meta = handle.kvp
+    return (meta.birth_seq, meta.order)  # the halves of a split share the birth: they stand side by side

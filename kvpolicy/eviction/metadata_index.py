@@ -1,0 +1,232 @@
+"""The eviction index of policies that look at more than the engine's own fields: rules, tenants, scores, own
+algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kvpolicy.eviction.algorithms.spec import Algorithm
+from kvpolicy.eviction.base import Handle, Order, RequestInfo, UnitMeta
+from kvpolicy.eviction.index import EvictionIndex
+from kvpolicy.eviction.partitions import PartitionedOrder
+from kvpolicy.eviction.rules import CompiledRule, RuleBook
+from kvpolicy.eviction.tenants import CompiledTenants, Tenant, TenantTable
+
+__all__ = ["MetadataIndex"]
+
+#: Weight of the newest gap in ``reuse_gap_s``.
+_GAP_WEIGHT = 0.25
+
+
+class MetadataIndex(EvictionIndex):
+    """Keeps a :class:`UnitMeta` on every resident unit (``handle.kvp``). See :class:`EvictionIndex` for the walk."""
+
+    needs_metadata = True
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        pool_tokens: int,
+        *,
+        rules: tuple[CompiledRule, ...] = (),
+        tenants: CompiledTenants | None = None,
+        max_priority: int | None = None,
+    ) -> None:
+        self._level_of = [0, *(rule.level for rule in rules)]  # by rule + 1
+        self._has_levels = max(self._level_of) > 0
+        self._everybody = Tenant(None, 0, None, None)
+        self._tenants: TenantTable | None = None
+        self._partitions: PartitionedOrder | None = None
+        if tenants is not None:
+            self._tenants = TenantTable(tenants, pool_tokens, self._tenant_changed, self._tenant_forgotten)
+        super().__init__(algorithm, pool_tokens)
+        self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved) if rules else None
+        self._max_priority = max_priority
+        self._units = 0  # ever created
+
+    def _make_order(self) -> Order[Handle]:
+        if self._tenants is None and not self._has_levels:
+            return self._algorithm.make_order()
+        self._partitions = PartitionedOrder(self._algorithm.make_order, max(self._level_of) + 1, self._place)
+        return self._partitions
+
+    # -- resident units --
+
+    def insert(
+        self,
+        handle: Handle,
+        parent: Handle | None,
+        request: RequestInfo,
+        size_tokens: int,
+        depth_tokens: int,
+        is_output: bool = False,
+        content_key: int | None = None,
+    ) -> None:
+        handle.kvp = meta = self._new_meta(request, size_tokens, depth_tokens)
+        meta.parent, meta.is_output, meta.content_key = parent, is_output, content_key
+        if self._tenants is not None:
+            self._tenants.resident(self._tenants.get(meta.cache_salt), 1, size_tokens)
+        try:
+            self._algorithm.inserted(handle)
+            self._run_rules(handle)
+        except Exception as fault:
+            self._fault(fault)
+        if handle in self._stray:  # it became evictable before it was stamped
+            del self._stray[handle]
+            self.add(handle)
+
+    def touch(self, handle: Handle, request: RequestInfo) -> None:
+        meta = handle.kvp
+        if meta is None:
+            return
+        clock = self.clock
+        gap_s = (clock.now_ms - meta.touch_ms) / 1000
+        meta.reuse_gap_s = gap_s if meta.hits == 0 else meta.reuse_gap_s + _GAP_WEIGHT * (gap_s - meta.reuse_gap_s)
+        meta.hits += 1
+        meta.touch_seq, meta.touch_ms = clock.request_seq, clock.now_ms
+        if request.priority is not None:
+            asked = self._clamped(request.priority)
+            meta.request_priority = asked if meta.request_priority is None else max(meta.request_priority, asked)
+            meta.priority = meta.request_priority
+        if request.session_id is not None:
+            meta.session_id = request.session_id
+        if self._tenants is not None:
+            self._tenants.hit(self._tenants.get(meta.cache_salt), meta.size_tokens)
+        try:
+            self._algorithm.touched(handle)
+            self._run_rules(handle)
+            self._order.touch(handle)
+        except Exception as fault:
+            self._fault(fault)
+
+    def split(self, upper: Handle, lower: Handle, upper_tokens: int) -> None:
+        meta: UnitMeta | None = lower.kvp
+        if meta is None:
+            return
+        self._units += 1
+        upper.kvp = above = replace(meta, order=self._units, size_tokens=upper_tokens, content_key=None)
+        meta.size_tokens -= upper_tokens
+        above.depth_tokens = meta.depth_tokens - meta.size_tokens
+        meta.parent = upper
+        if self._tenants is not None:
+            self._tenants.resident(self._tenants.get(meta.cache_salt), 1, 0)
+        try:
+            self._algorithm.split(upper, lower)
+            if self._rules is not None:
+                self._rules.split(upper, lower)
+            if lower in self._order:  # its key may read its size or its depth
+                self._order.discard(lower)
+                self._order.add(lower)
+        except Exception as fault:
+            self._fault(fault)
+
+    def remove(self, handle: Handle) -> None:
+        meta = handle.kvp
+        self.discard(handle)
+        if meta is None:
+            return
+        try:
+            if self._rules is not None:
+                self._rules.removed(handle)
+            self._algorithm.removed(handle, handle in self._victims)
+        except Exception as fault:
+            self._fault(fault)
+        if self._tenants is not None:
+            self._tenants.resident(self._tenants.get(meta.cache_salt), -1, -meta.size_tokens)
+        meta.parent = None
+
+    def admit(self, request: RequestInfo, depth_tokens: int, size_tokens: int) -> bool:
+        if self._rules is None or not self._rules.has_admission:
+            return True
+        try:
+            return not self._rules.refuses(request, self._new_meta(request, size_tokens, depth_tokens))
+        except Exception as fault:
+            self._fault(fault)
+            return True
+
+    # -- the walk --
+
+    def begin(self) -> None:
+        super().begin()
+        if self._rules is not None:
+            try:
+                self._rules.expire()
+            except Exception as fault:
+                self._fault(fault)
+
+    def rule_of(self, handle: Handle) -> str:
+        meta = handle.kvp
+        if meta is None or meta.rule < 0 or self._rules is None:
+            return ""
+        rule: int = meta.rule
+        return self._rules.rules[rule].name
+
+    # -- whole --
+
+    def reset(self, pool_tokens: int | None = None) -> None:
+        super().reset(pool_tokens)
+        if self._rules is not None:
+            self._rules.clear(self.pool_tokens)
+        if self._tenants is not None:
+            self._tenants.clear(self.pool_tokens)
+
+    def rebuild(self, handles: Iterable[Handle]) -> None:
+        members = list(handles)
+        super().rebuild([handle for handle in members if handle.kvp is not None])
+        for handle in members:
+            if handle.kvp is None:
+                self._stray[handle] = None
+
+    def check(self) -> None:
+        super().check()
+        if self._rules is not None:
+            self._rules.check()
+        if self._tenants is not None:
+            self._tenants.check()
+
+    # -- inner --
+
+    def _new_meta(self, request: RequestInfo, size_tokens: int, depth_tokens: int) -> UnitMeta:
+        clock = self.clock
+        priority = None if request.priority is None else self._clamped(request.priority)
+        self._units += 1
+        return UnitMeta(
+            size_tokens=size_tokens,
+            depth_tokens=depth_tokens,
+            birth_seq=clock.request_seq,
+            birth_ms=clock.now_ms,
+            touch_seq=clock.request_seq,
+            touch_ms=clock.now_ms,
+            order=self._units,
+            cache_salt=request.cache_salt,
+            priority=priority,
+            request_priority=priority,
+            session_id=request.session_id,
+            lora=request.lora,
+        )
+
+    def _clamped(self, priority: int) -> int:
+        return priority if self._max_priority is None else min(priority, self._max_priority)
+
+    def _run_rules(self, handle: Handle) -> None:
+        if self._rules is not None:
+            self._rules.expire()
+            self._rules.run(handle)
+
+    def _place(self, handle: Handle) -> tuple[Tenant, int]:
+        meta = handle.kvp
+        tenant = self._everybody if self._tenants is None else self._tenants.get(meta.cache_salt)
+        return tenant, self._level_of[meta.rule + 1]
+
+    def _moved(self, handle: Handle) -> None:
+        if self._partitions is not None:
+            self._partitions.move(handle)
+
+    def _tenant_changed(self, tenant: Tenant) -> None:
+        if self._partitions is not None:
+            self._partitions.tenant_changed(tenant)
+
+    def _tenant_forgotten(self, tenant: Tenant) -> None:
+        if self._partitions is not None:
+            self._partitions.forget(tenant)

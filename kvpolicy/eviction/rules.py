@@ -1,0 +1,241 @@
+"""Rules at run time: which retain rule protects which unit, until when, and within which budget.
+
+Rules run when a unit is inserted and at each touch, top to bottom; the first whose ``match`` holds wins, and only its
+actions count. A retain rule that wins protects the unit; a touch that another rule wins, or none, ends a protection
+without ttl, while one with ttl runs out on its own, counted from the last matching touch.
+
+A rule's budget counts every token on the path of every unit that it protects once, ancestors included. Over budget,
+the units that would go first lose their protection until their next matching touch. A unit whose own path is longer
+than the whole budget is not protected, so that one giant prompt does not cost all others theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvpolicy.eviction.algorithms.spec import Algorithm
+from kvpolicy.eviction.base import Handle, KeyChange, PolicyClock, RequestInfo, UnitMeta
+from kvpolicy.eviction.heap import LazyHeap
+
+__all__ = ["CompiledRule", "RuleBook"]
+
+
+@dataclass(frozen=True)
+class CompiledRule:
+    """One rule of the policy. ``match`` takes ``(meta, clock)``; ``level`` is 0 without retain, else 1 for the smallest
+    weight of the policy, 2 for the next, and so on."""
+
+    name: str
+    match: Callable[[UnitMeta, PolicyClock], bool]
+    is_retain: bool = False
+    level: int = 0
+    ttl_ms: int | None = None
+    budget_share: float | None = None
+    refuses: Callable[[RequestInfo, int, int], bool] | None = None  # admit: never; (request, depth_tokens, size_tokens)
+    priority: int | None = None
+
+
+class Budget:
+    """The tokens that one rule's units keep resident.
+
+    ``_refs[unit]`` is 1 if the unit itself is a member, plus the number of its children on a member's path; the unit's
+    own tokens count while it is above 0. Joining walks up only as far as the path is not counted yet.
+    """
+
+    def __init__(self, limit_tokens: int, members: Any) -> None:
+        self.limit_tokens = limit_tokens
+        self.used_tokens = 0
+        self.members = members  # an Order: what is shed first
+        self._refs: dict[Handle, int] = {}
+
+    def join(self, handle: Handle) -> None:
+        self.members.add(handle)
+        refs = self._refs
+        node: Any = handle
+        while node is not None and node.kvp is not None:
+            count = refs.get(node, 0)
+            refs[node] = count + 1
+            if count:
+                return
+            self.used_tokens += node.kvp.size_tokens
+            node = node.kvp.parent
+
+    def leave(self, handle: Handle) -> None:
+        self.members.discard(handle)
+        self._release(handle)
+
+    def _release(self, handle: Handle) -> None:
+        refs = self._refs
+        node: Any = handle
+        while node is not None and node in refs:
+            count = refs[node] = refs[node] - 1
+            if count:
+                return
+            del refs[node]
+            self.used_tokens -= node.kvp.size_tokens
+            node = node.kvp.parent
+
+    def split(self, upper: Handle, lower: Handle, is_member: bool) -> None:
+        """``upper`` took over the first tokens of ``lower``: the same tokens count as before."""
+        if lower in self._refs:
+            self._refs[upper] = 1 + is_member
+        if is_member:
+            self.members.add(upper)
+
+    def forget(self, handle: Handle) -> None:
+        """The unit is resident no more. Its children went before it, so at most its own membership is left."""
+        if handle in self._refs:
+            self._refs[handle] = 1
+            self.leave(handle)
+
+    def check(self) -> None:
+        """Debug: the count from scratch, and the limit."""
+        path: dict[Handle, None] = {}
+        for member in self.members:
+            node: Any = member
+            while node is not None and node.kvp is not None and node not in path:
+                path[node] = None
+                node = node.kvp.parent
+        assert path.keys() == self._refs.keys(), "a rule counts units off its members' paths"
+        assert self.used_tokens == sum(node.kvp.size_tokens for node in path), "a rule's token count is off"
+        assert self.used_tokens <= self.limit_tokens, "a rule holds more than its budget"
+
+
+class RuleBook:
+    """All rules over the resident units of one pool. ``moved`` is told of every unit whose level changed."""
+
+    def __init__(
+        self, rules: tuple[CompiledRule, ...], algorithm: Algorithm, pool_tokens: int, moved: Callable[[Handle], None]
+    ) -> None:
+        self.rules = rules
+        self.has_admission = any(rule.refuses is not None for rule in rules)
+        self._clock = algorithm.clock
+        self._algorithm = algorithm
+        self._moved = moved
+        self._expiry: LazyHeap[Handle] = LazyHeap(_expiry_ms, KeyChange.GROWS)
+        self._budgets: list[Budget | None] = []
+        self.clear(pool_tokens)
+
+    def clear(self, pool_tokens: int) -> None:
+        self._expiry.clear()
+        self._budgets = [
+            None
+            if rule.budget_share is None
+            else Budget(int(rule.budget_share * pool_tokens), self._algorithm.make_member_order())
+            for rule in self.rules
+        ]
+
+    def protected_tokens(self) -> dict[str, int]:
+        """Tokens counted against each budget, by rule name."""
+        return {
+            rule.name: budget.used_tokens
+            for rule, budget in zip(self.rules, self._budgets, strict=True)
+            if budget is not None
+        }
+
+    def refuses(self, request: RequestInfo, probe: UnitMeta) -> bool:
+        """Whether the first rule that matches the unit to be says ``admit: never``."""
+        for rule in self.rules:
+            if rule.refuses is not None:
+                if rule.refuses(request, probe.depth_tokens, probe.size_tokens):
+                    return True
+            elif rule.match(probe, self._clock):
+                return False
+        return False
+
+    def run(self, handle: Handle) -> None:
+        """The unit was inserted or touched: let the first matching rule act."""
+        meta, clock = handle.kvp, self._clock
+        meta.priority, meta.rule_priority = meta.request_priority, None
+        winner = -1
+        for index, rule in enumerate(self.rules):
+            if rule.match(meta, clock):
+                winner = index
+                break
+        if winner >= 0:
+            rule = self.rules[winner]
+            if rule.priority is not None:
+                meta.priority = meta.rule_priority = rule.priority
+            if rule.is_retain:
+                self._protect(handle, meta, winner, rule)
+                return
+        if meta.rule >= 0 and meta.expiry_ms is None:
+            self.unprotect(handle)
+        elif meta.rule >= 0:
+            self._touch_member(handle, meta)
+
+    def expire(self) -> None:
+        """End every protection whose time is over. Cheap when there is none."""
+        expiry, now_ms = self._expiry, self._clock.now_ms
+        while expiry and (top := expiry.peek()) is not None and top[0] <= now_ms:
+            self.unprotect(top[1])
+
+    def unprotect(self, handle: Handle) -> None:
+        meta = handle.kvp
+        budget = self._budgets[meta.rule]
+        if budget is not None:
+            budget.leave(handle)
+        if meta.expiry_ms is not None:
+            self._expiry.discard(handle)
+        meta.rule, meta.expiry_ms = -1, None
+        self._moved(handle)
+
+    def split(self, upper: Handle, lower: Handle) -> None:
+        """``upper.kvp`` is a copy: it is protected as ``lower`` is."""
+        rule = upper.kvp.rule
+        for index, budget in enumerate(self._budgets):
+            if budget is not None:
+                budget.split(upper, lower, is_member=index == rule)
+        if upper.kvp.expiry_ms is not None:
+            self._expiry.add(upper)
+        if rule >= 0:
+            self._touch_member(lower, lower.kvp)
+
+    def removed(self, handle: Handle) -> None:
+        """The unit is resident no more. ``kvp.rule`` stays readable: it says which rule had protected the victim."""
+        for budget in self._budgets:
+            if budget is not None:
+                budget.forget(handle)
+        self._expiry.discard(handle)
+
+    def check(self) -> None:
+        for budget in self._budgets:
+            if budget is not None:
+                budget.check()
+        self._expiry.check()
+
+    def _protect(self, handle: Handle, meta: UnitMeta, index: int, rule: CompiledRule) -> None:
+        budget = self._budgets[index]
+        if budget is not None and meta.depth_tokens > budget.limit_tokens:
+            if meta.rule >= 0:
+                self.unprotect(handle)
+            return
+        if meta.rule != index:
+            if meta.rule >= 0:
+                self.unprotect(handle)
+            meta.rule = index
+            if budget is not None:
+                budget.join(handle)
+            self._moved(handle)
+        else:
+            self._touch_member(handle, meta)
+        self._set_expiry(handle, meta, rule.ttl_ms)
+        if budget is not None:
+            while budget.used_tokens > budget.limit_tokens:
+                self.unprotect(budget.members.peek()[1])
+
+    def _set_expiry(self, handle: Handle, meta: UnitMeta, ttl_ms: int | None) -> None:
+        if ttl_ms is not None:  # the same rule's ttl, and a clock that never goes back: it only moves later
+            meta.expiry_ms = self._clock.now_ms + ttl_ms
+            self._expiry.add(handle)
+
+    def _touch_member(self, handle: Handle, meta: UnitMeta) -> None:
+        budget = self._budgets[meta.rule]
+        if budget is not None:
+            budget.members.touch(handle)
+
+
+def _expiry_ms(handle: Handle) -> Any:
+    return handle.kvp.expiry_ms
