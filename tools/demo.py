@@ -8,6 +8,7 @@ Needs Python 3.11 with pip, nothing else.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tools.environment import CHECKOUT, Environment, load_pins, say
 from tools.models import REAL, ensure_model
 from tools.server import Server, run_server
 
-POOL_TOKENS = 1024  # small, so that a few prompts fill it
+POOL_TOKENS = 768  # small, so that a few prompts fill it
 FLOOD_POOLS = 3  # how many times over the one-off prompts fill it
 
 SYSTEM = """You are the assistant of the harbour office of Lindholm. Answer in one sentence, from these facts only.
@@ -34,12 +35,12 @@ QUESTIONS = (
 
 
 def one_off_prompts() -> Iterator[str]:
-    """Paragraphs that nobody asks about twice: real text of this repository, each with a different beginning."""
-    text = (CHECKOUT / "LICENSE").read_text()
-    words = text.split()
+    """Real text of this repository in pieces of about 200 tokens; no two begin alike, so none is another's prefix."""
+    words = (CHECKOUT / "LICENSE").read_text().split()
     size = 150
-    for number, start in enumerate(range(0, len(words), size)):
-        yield f"Note {number}, to be filed: {' '.join(words[start : start + size])}\nIn short:"
+    for number in itertools.count(1):
+        start = number * size % len(words)
+        yield f"{number}. note to be filed: {' '.join(words[start : start + size])}\nIn short:"
 
 
 class Demo:
