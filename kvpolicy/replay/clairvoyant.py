@@ -1,7 +1,7 @@
 """What no policy can beat: the infinite cache, and a greedy clairvoyant that evicts the page used farthest from now.
 
-Both work on one record of the whole trace: a tree that never evicts. When the last request is in, its nodes are the runs
-of pages that are only ever asked for together, so that one node stands for all of its pages, resident up to some page.
+Both work on one record of the whole trace: a tree that never evicts. When the last request is in, its nodes are the
+runs of pages that are only ever asked for together: one node stands for all of its pages, resident up to some page.
 
 The clairvoyant evicts single pages, leaves first, and keeps out a page whose next use is farther than that of anything
 it would displace. A page's next use is never later than its descendants', so a farthest page is always found among the

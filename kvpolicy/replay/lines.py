@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,23 +21,30 @@ __all__ = ["MAX_LINE_BYTES", "Lines"]
 #: A longer line is no row: it is a file of another kind, and would only fill the memory.
 MAX_LINE_BYTES = 256 * 1024 * 1024
 
+#: What a logger puts before a row: `[2026-01-31 12:00:00] {`, or `[2026-01-31 12:00:00 TP0] {`.
+_LOGGED = re.compile(rb"\[\d{4}-[^\]{}]{4,60}\]\s*(?=\{)")
+
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 class Lines:
-    """The JSON objects of one file, one a line. Iterating streams; ``progress`` is the share of the file's bytes read."""
+    """The JSON rows of one file, one a line, streamed.
+
+    In a server's log (a file whose first line is no JSON) rows stand behind a ``[time] `` and between other lines, that
+    are passed over.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.name = "<stdin>" if path == "-" else path
         self.line = 0  # of the row handed out last, from 1
-        self.skipped = 0  # bad rows passed over, when asked to
+        self._is_log = False
         self._raw: IO[bytes] | None = None
         self._bytes = 0
 
     @property
     def progress(self) -> float | None:
-        """Share of the file read so far, ``None`` where the size is not known (a pipe)."""
+        """Share of the file's bytes read so far, ``None`` where its size is not known (a pipe)."""
         if self._raw is None or not self._bytes:
             return None
         try:
@@ -44,16 +52,15 @@ class Lines:
         except (OSError, ValueError):
             return 1.0
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row. Blank lines are passed over.
+    def rows(self) -> Iterator[Any]:
+        """Every row, an object or a list; a :class:`TraceError` in place of a line that is no JSON. Blank lines are
+        passed over.
 
         Raises:
             TraceUsageError: the file cannot be opened.
-            TraceError: a line is no JSON object, or the compressed stream is broken.
+            TraceError: the compressed stream is broken.
         """
-        stream = self._open()
-        self.line = 0
-        with stream:
+        with self._open() as stream:
             while True:
                 try:
                     raw = stream.readline(MAX_LINE_BYTES)
@@ -62,24 +69,39 @@ class Lines:
                 if not raw:
                     return
                 self.line += 1
-                if raw.isspace():
+                text = raw.strip()
+                if not text:
                     continue
-                yield self._row(raw)
+                if self.line == 1 and text[:1] not in b"{[":
+                    self._is_log = True
+                if text[:1] != b"{":
+                    logged = _LOGGED.match(text)
+                    if logged:
+                        text = text[logged.end() :]
+                    elif self._is_log:
+                        continue
+                yield self._row(text, raw.endswith(b"\n"))
+
+    def why_empty(self) -> str | None:
+        """What a file without a row may be."""
+        if self._is_log:
+            return "of a server's log, only requests are rows: SGLang writes them with --log-requests-format json"
+        return None
 
     def fail(self, message: str, help: str | None = None) -> TraceError:
         """The error of the current row, to be raised by the reader of a format."""
         return TraceError(self.name, self.line, message, help)
 
-    def _row(self, raw: bytes) -> dict[str, Any]:
+    def _row(self, text: bytes, whole: bool) -> Any:
         try:
-            row = json.loads(raw)
+            row = json.loads(text)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", None) or str(error)
             column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            cut = None if raw.endswith(b"\n") else "the last line may be cut off: was the trace still being written?"
-            raise self.fail(f"not JSON: {reason}{column}", cut) from None
-        if not isinstance(row, dict):
-            raise self.fail(f"a row is a JSON object, this is a {_kind(row)}")
+            cut = None if whole else "the last line may be cut off: was the trace still being written?"
+            return self.fail(f"not JSON: {reason}{column}", cut)
+        if not isinstance(row, dict | list):
+            return self.fail(f"a row is a JSON object, this is a {_kind(row)}")
         return row
 
     def _open(self) -> IO[bytes]:
@@ -87,7 +109,7 @@ class Lines:
             raw: IO[bytes] = sys.stdin.buffer
         else:
             try:
-                raw = open(self.path, "rb")
+                raw = open(self.path, "rb")  # noqa: SIM115 -- closed with the stream that is returned
                 status = os.fstat(raw.fileno())
             except (OSError, ValueError) as error:
                 raise TraceUsageError(f"cannot open '{self.path}': {getattr(error, 'strerror', error)}") from None
@@ -150,5 +172,5 @@ class _Program(io.BufferedReader):
 
 
 def _kind(value: object) -> str:
-    names = {list: "list", str: "string", int: "number", float: "number", bool: "boolean"}
+    names = {str: "string", int: "number", float: "number", bool: "boolean"}
     return names.get(type(value), "null")

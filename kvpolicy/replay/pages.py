@@ -13,7 +13,8 @@ class Pager:
     """Turns a request's blocks into pages of ``page_tokens`` tokens. Pages are equal exactly where the prefixes are.
 
     At the trace's own block size the blocks are the pages, a partly filled last one included: the trace hashed it, so
-    an equal one can be reused, and it takes a whole page of room. At any other size only full pages are kept, as engines do.
+    an equal one can be reused, and it takes a whole page of room. At any other size only full pages are kept, as
+    engines do.
 
     Raises:
         TraceUsageError: neither size is a multiple of the other.
@@ -44,5 +45,5 @@ class Pager:
         return [(block, part) for block in blocks[:whole] for part in parts][:full]
 
     def reusable(self, pages: int, input_tokens: int) -> int:
-        """How many of a prompt's pages may come from the cache: with real tokens, an engine always computes the last one."""
+        """How many pages of a prompt may come from the cache: of real tokens, engines always compute the last one."""
         return min(pages, (input_tokens - 1) // self.page_tokens) if self.block_tokens == 1 else pages

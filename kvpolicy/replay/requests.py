@@ -1,7 +1,7 @@
 """What a trace is made of once its format is out of the way: requests in the order in which they arrive.
 
-A *block* is what the trace itself knows a prefix by: a hash id for a fixed number of tokens, or (``block_tokens`` 1) the
-token. A *page* is what the replayed cache keeps. `pages.py` makes the second from the first.
+A *block* is what the trace itself knows a prefix by: a hash id for a fixed number of tokens, or (``block_tokens`` 1)
+the token. A *page* is what the replayed cache keeps. `pages.py` makes the second from the first.
 """
 
 from __future__ import annotations

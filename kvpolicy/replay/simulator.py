@@ -62,8 +62,8 @@ class Simulator:
     def request(self, request: Request, pages: Sequence[Hashable], reusable: int, full: Sequence[Hashable]) -> int:
         """Serve one request: its hit tokens.
 
-        ``pages`` are the prompt's, of which the first ``reusable`` may come from the cache; ``full`` those of prompt and
-        output. The order of calls is the engines': the hit is counted and admission decided after the prefill.
+        ``pages`` are the prompt's, of which the first ``reusable`` may come from the cache; ``full`` those of prompt
+        and output. The order of calls is the engines': the hit is counted and admission decided after the prefill.
         """
         index, tree, stats, info, page_tokens = self.index, self.tree, self.stats, request.info, self.page_tokens
         index.clock.arrive(request.arrival_ms)

@@ -31,8 +31,8 @@ class Histogram:
         for bucket in sorted(self._buckets):
             rest -= self._buckets[bucket]
             if rest <= 0:
-                return 0.0 if bucket < 0 else 1.05 ** (bucket + 0.5) / 1000
-        return 1.05 ** (max(self._buckets) + 0.5) / 1000
+                return 0.0 if bucket < 0 else float(1.05 ** (bucket + 0.5)) / 1000
+        return float(1.05 ** (max(self._buckets) + 0.5)) / 1000
 
 
 @dataclass(slots=True)

@@ -45,9 +45,8 @@ def render_table(replay: Replay, model: ModelCost | None = None) -> str:
     truncated = [row for row in table if row.truncated_tokens]
     if truncated:
         capacities = sorted({row.capacity_tokens for row in truncated if row.capacity_tokens is not None})
-        lines.append(
-            f"note: some requests did not fit into {', '.join(map(tokens_text, capacities))}: the prefix that fits was kept"
-        )
+        pools = ", ".join(map(tokens_text, capacities))
+        lines.append(f"note: some requests did not fit into {pools}: the prefix that fits was kept")
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,8 @@
 """A page-aligned prefix tree whose leaves are the units of eviction.
 
-``node`` granularity is SGLang's radix tree: a new suffix is one node, split where a later request diverges, and evicted
-whole. ``page`` granularity is the same tree with nodes of one page each, as vLLM's blocks and most simulators have it. Of a
-locked path only the end carries the lock: its ancestors have a child, and only leaves are ever evicted.
+``node`` granularity is SGLang's radix tree: a new suffix is one node, split where a later request diverges, and
+evicted whole. ``page`` granularity is the same tree with nodes of one page each, as vLLM's blocks and most simulators
+have it. Of a locked path only the end carries the lock: its ancestors have a child, and only leaves are evicted.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PrefixTree:
         return path, at
 
     def split(self, node: Node, pages: int) -> Node:
-        """Cut ``node`` after its first ``pages`` pages: the new ancestor half. ``node`` keeps its identity and its lock.
+        """Cut ``node`` after its first ``pages`` pages: the new ancestor half. ``node`` keeps identity and lock.
 
         As in SGLang the half that was not asked for counts as touched by the cut.
         """

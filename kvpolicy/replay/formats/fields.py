@@ -7,7 +7,7 @@ from typing import Any
 
 from kvpolicy.replay.lines import Lines
 
-__all__ = ["blocks", "count", "milliseconds", "text", "tokens"]
+__all__ = ["blocks", "count", "integer", "milliseconds", "text", "tokens"]
 
 
 def count(row: dict[str, Any], key: str, lines: Lines, default: int | None = None) -> int:
@@ -44,7 +44,7 @@ def blocks(row: dict[str, Any], key: str, lines: Lines, input_tokens: int, block
     most = -(-input_tokens // block_tokens)
     if len(value) > most:
         raise lines.fail(
-            f"{len(value)} {key} for {input_tokens} tokens of input: at most {most} blocks of {block_tokens} tokens fit",
+            f"{len(value)} {key} for {input_tokens} tokens of input: {most} blocks of {block_tokens} tokens hold them",
             "give the trace's own block size with --block-size",
         )
     return value
@@ -58,6 +58,14 @@ def tokens(row: dict[str, Any], key: str, lines: Lines) -> list[int]:
     if not isinstance(value, list) or set(map(type, value)) - {int}:
         raise lines.fail(f"'{key}' is {_show(value)}, expected a list of token ids")
     return value
+
+
+def integer(row: dict[str, Any], key: str, lines: Lines) -> int | None:
+    """A whole number of any sign, or ``None``."""
+    value = row.get(key)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise lines.fail(f"'{key}' is {_show(value)}, expected a whole number")
 
 
 def text(row: dict[str, Any], key: str, lines: Lines) -> str | None:

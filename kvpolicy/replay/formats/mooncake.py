@@ -6,36 +6,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from kvpolicy.replay.formats import fields
-from kvpolicy.replay.formats.base import Format, Options, Rows
-from kvpolicy.replay.lines import Lines
+from kvpolicy.replay.formats.base import Format
 from kvpolicy.replay.requests import Request, TraceInfo
 
 __all__ = ["Mooncake"]
 
-_BLOCK_TOKENS = 512
-
 
 class Mooncake(Format):
     name = "mooncake"
-    summary = "Mooncake: timestamp (ms), input_length, output_length, hash_ids at 512 tokens"
+    summary = "Mooncake: timestamp (ms), input_length, output_length, hash_ids of 512 tokens"
 
-    def matches(self, row: dict[str, Any]) -> bool:
-        return "hash_ids" in row and "input_length" in row and "timestamp" in row
+    @classmethod
+    def matches(cls, row: Any) -> bool:
+        return isinstance(row, dict) and {"timestamp", "input_length", "hash_ids"} <= row.keys()
 
-    def info(self, first: dict[str, Any], options: Options) -> TraceInfo:
-        stated = first.get("block_size")
-        return TraceInfo(self.name, options.get("block_tokens") or (stated if type(stated) is int else _BLOCK_TOKENS))
+    def start(self, first: Any) -> TraceInfo:
+        self.info = TraceInfo(self.name, self.block_tokens(first.get("block_size"), 512))
+        return self.info
 
-    def read(self, rows: Rows, lines: Lines, info: TraceInfo, options: Options) -> Iterator[Request]:
-        for row in rows:
-            input_tokens = fields.count(row, "input_length", lines)
-            yield Request(
-                arrival_ms=fields.milliseconds(row, "timestamp", lines),
-                input_tokens=input_tokens,
-                output_tokens=fields.count(row, "output_length", lines, default=0),
-                blocks=fields.blocks(row, "hash_ids", lines, input_tokens, info.block_tokens),
-            )
+    def row(self, row: Any) -> Iterable[Request]:
+        input_tokens = fields.count(row, "input_length", self.lines)
+        request = Request(
+            arrival_ms=fields.milliseconds(row, "timestamp", self.lines),
+            input_tokens=input_tokens,
+            output_tokens=fields.count(row, "output_length", self.lines, default=0),
+            blocks=fields.blocks(row, "hash_ids", self.lines, input_tokens, self.info.block_tokens),
+        )
+        return (request,)
