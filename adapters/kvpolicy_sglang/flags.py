@@ -30,17 +30,19 @@ def disabled(environ: Mapping[str, str]) -> bool:
     return environ.get(DISABLE_ENV, "").strip().lower() in {"1", "true", "yes", "on"}
 
 
-def role_of_process(argv: Sequence[str], environ: Mapping[str, str]) -> Role:
-    """Decide from the command line and the environment alone.
+def role_of_process(argv: Sequence[str], environ: Mapping[str, str], *, is_spawned: bool) -> Role:
+    """Decide from the command line, the environment, and whether multiprocessing started this process.
 
-    With `KVPOLICY_DISABLE=1` only a launcher given the flag is one: it must still accept the flag.
+    A process that inherits a carried policy otherwise (a server started by a server) is no child in this sense. With
+    `KVPOLICY_DISABLE=1` only a launcher given the flag is one: it must still accept the flag.
     """
     if disabled(environ):
         return Role.LAUNCHER if _flag_given(argv) else Role.NONE
-    carried = environ.get(CARRY_ENV)
-    if carried and not carried.startswith(f"{os.getpid()}:"):
+    carried = environ.get(CARRY_ENV, "")
+    is_own = bool(carried) and carried.startswith(f"{os.getpid()}:")
+    if carried and is_spawned and not is_own:
         return Role.CHILD
-    if carried or environ.get(FILE_ENV) or _flag_given(argv) or _help_asked(argv):
+    if is_own or environ.get(FILE_ENV) or _flag_given(argv) or _help_asked(argv):
         return Role.LAUNCHER
     return Role.NONE
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import carry, flags, handshake, probe, resolution
-from .active import ActivePolicy, set_current
+from . import cache_hooks, cache_support, cache_time, carry, flags, handshake, probe, resolution
+from .active import ActivePolicy, current, set_current
 from .hooks import HookSet
 from .machine import possible_on
 
@@ -42,7 +42,6 @@ class Pending:
     active: ActivePolicy | None = None
     explicit: Mapping[str, str] | None = None  # field -> how the operator gave it; None: not known
     hooks: HookSet = field(default_factory=HookSet)
-    handshake_dir: str | None = None
 
 
 PENDING = Pending()
@@ -58,7 +57,8 @@ def register() -> None:
         return
     hooks.register(f"{_SERVER_ARGS}.add_cli_args", _add_flag, HookType.AFTER)
     hooks.register(f"{_SERVER_ARGS}.from_cli_args", _from_cli_args, HookType.AROUND)
-    hooks.register(f"{_SERVER_ARGS}.{probe.resolve_seam(ServerArgs)}", _resolve, HookType.AROUND)
+    if not flags.disabled(os.environ):
+        hooks.register(f"{_SERVER_ARGS}.{probe.resolve_seam(ServerArgs)}", _resolve, HookType.AROUND)
 
 
 # -- the flag ---------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def load_active(source: str) -> ActivePolicy:
         name=compiled.name,
         source=source,
         compiled=compiled,
-        origins={path: "{}:{}".format(*result.locate(path)) for path in resolution.PATHS},
+        origins={path: "{}:{}:{}".format(*result.locate(path)) for path in resolution.PATHS},
     )
 
 
@@ -140,12 +140,13 @@ def load_active(source: str) -> ActivePolicy:
 
 def _resolve(original: Callable[..., Any], server_args: Any, *args: Any, **kwargs: Any) -> Any:
     """Around the engine's argument resolution: ask before it, compare after it, then carry the policy along."""
-    if flags.disabled(os.environ) or "_kv_policy" in vars(server_args):
+    if hasattr(server_args, "_kv_policy"):
         return original(server_args, *args, **kwargs)
     active = PENDING.active
     if active is None and (source := os.environ.get(flags.FILE_ENV)):
         active = load_active(source)
     if active is None:
+        carry.withdraw()  # of an earlier engine in this process
         return original(server_args, *args, **kwargs)
 
     PENDING.hooks.verify()
@@ -158,6 +159,7 @@ def _resolve(original: Callable[..., Any], server_args: Any, *args: Any, **kwarg
         if probe.resolved(server_args, name):
             raise SystemExit(f"kvpolicy: {active.source}: a policy cannot be used with {why}")
     resolution.compare_resolved(active, server_args)
+    _refuse_unsupported_cache(active, server_args)
     _carry(active, server_args)
     PENDING.active = PENDING.explicit = None
     return result
@@ -174,10 +176,27 @@ def _defaults(server_args_class: type) -> dict[str, Any]:
     return {found.name: found.default for found in dataclasses.fields(server_args_class)}
 
 
+def _refuse_unsupported_cache(active: ActivePolicy, server_args: Any) -> None:
+    """Where the arguments alone tell that the policy's eviction cannot work, end before a model is loaded.
+
+    Under `on_conflict: warn` the scheduler says it, which also knows what only the model tells.
+    """
+    needs = cache_hooks.needs_of(active)
+    verdict = cache_support.supported(server_args, needs=needs)
+    if verdict.kind == "refused" or (verdict.kind == "stock" and active.compiled.on_conflict == "error"):
+        raise SystemExit(
+            f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
+            f"  conflict: {verdict.message} ({active.origin('eviction')})"
+        )
+    if needs.index and needs.time:
+        cache_time.install_tokenizer(PENDING.hooks)
+        PENDING.hooks.apply_now()
+
+
 def _carry(active: ActivePolicy, server_args: Any) -> None:
     set_current(active)
     server_args._kv_policy = active.digest
-    directory = PENDING.handshake_dir = handshake.new_directory()
+    server_args._kv_policy_handshake = directory = handshake.new_directory()
     launcher_pid = os.getpid()
     atexit.register(lambda: os.getpid() == launcher_pid and handshake.discard(directory))
     carry.export(
@@ -215,12 +234,10 @@ def say(line: str) -> None:
 # -- the schedulers ---------------------------------------------------------------------------------------------------
 
 
-def _start_schedulers(original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
+def _start_schedulers(original: Callable[..., Any], cls: type, server_args: Any, *args: Any, **kwargs: Any) -> Any:
     """Around the start of the scheduler processes: being ready includes having proved the policy."""
-    from .active import current
-
-    active, directory = current(), PENDING.handshake_dir
-    started, processes = original(cls, *args, **kwargs)
+    started, processes = original(cls, server_args, *args, **kwargs)
+    active, directory = current(), getattr(server_args, "_kv_policy_handshake", None)
     if active is None or directory is None:
         return started, processes
     wait_for_ready = started.wait_for_ready

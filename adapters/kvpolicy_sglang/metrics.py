@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from . import probe, status
 from .active import ActivePolicy
 
 __all__ = ["start"]
@@ -29,39 +30,32 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
         multiprocess_mode="mostrecent",
     ).labels(active.name, active.digest[:12], active.core, *values).set(1)
     evictions = Counter("kvpolicy_evictions", "Evicted cache units by the rule that last held them.", ("rule", *names))
-    tokens = Counter("kvpolicy_evicted_tokens", "Tokens evicted by the policy.", names).labels(*values)
-    fallbacks = Counter("kvpolicy_fallbacks", "Calls served in the engine's order after a fault.", ("reason", *names))
+    tokens = Counter("kvpolicy_evicted_tokens", "Evicted tokens by the rule that last held them.", ("rule", *names))
+    faults = Counter("kvpolicy_fallbacks", "Calls served in the engine's order after a fault.", ("reason", *names))
     seconds = Histogram("kvpolicy_evict_seconds", "Duration of one eviction call.", names, buckets=_SECONDS)
     observe_seconds = seconds.labels(*values).observe
+    seen: dict[tuple[Counter, str], int] = {}
 
-    seen_evictions: dict[str, int] = {}
-    seen_fallbacks: dict[str, int] = {}
-    seen_tokens = 0
+    def grow(counter: Counter, counts: Mapping[str, int]) -> None:
+        """Our counts are totals, prometheus counters take increments."""
+        for label, total in counts.items():
+            if grown := total - seen.get((counter, label), 0):
+                counter.labels(label, *values).inc(grown)
+                seen[counter, label] = total
 
     def update(active: ActivePolicy, elapsed_s: float) -> None:
-        nonlocal seen_tokens
         observe_seconds(elapsed_s)
         counters = getattr(active.index, "counters", None)
         if counters is not None:
-            for rule, count in counters.evictions_by_rule.items():
-                if grown := count - seen_evictions.get(rule, 0):
-                    evictions.labels(rule or "none", *values).inc(grown)
-                    seen_evictions[rule] = count
-            if grown := counters.evicted_tokens - seen_tokens:
-                tokens.inc(grown)
-                seen_tokens = counters.evicted_tokens
-        for reason, count in active.fallbacks.items():
-            if grown := count - seen_fallbacks.get(reason, 0):
-                fallbacks.labels(reason, *values).inc(grown)
-                seen_fallbacks[reason] = count
+            grow(evictions, status.by_rule(counters.evictions))
+            grow(tokens, status.by_rule(counters.evicted_tokens))
+        grow(faults, status.fallbacks(active))
 
     active.on_evict = update
 
 
 def start_for(active: ActivePolicy, scheduler: Any) -> None:
     """Start the metrics where SGLang itself reports scheduler metrics: with --enable-metrics, on the first rank."""
-    from . import probe
-
     server_args = scheduler.server_args
     if not probe.resolved(server_args, "enable_metrics"):
         return

@@ -13,6 +13,7 @@ Three cases, decided from argv, the environment and the `--config` file alone:
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 
@@ -23,7 +24,7 @@ def load() -> None:
     """Register the hooks this process needs. Raises nothing but SystemExit."""
     from . import flags
 
-    role = flags.role_of_process(sys.argv, os.environ)
+    role = flags.role_of_process(sys.argv, os.environ, is_spawned=multiprocessing.parent_process() is not None)
     if role is flags.Role.NONE:
         return
     try:

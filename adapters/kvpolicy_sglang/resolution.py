@@ -38,6 +38,7 @@ FIELDS = {
 
 #: Where those values stand in a policy.
 PATHS = (
+    "eviction",
     "cache.page_size",
     "cache.kv_dtype",
     "backend.attention",

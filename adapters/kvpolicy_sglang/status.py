@@ -12,7 +12,7 @@ from kvpolicy.facts.dtypes import canonical
 
 from .active import ActivePolicy
 
-__all__ = ["block", "built_values", "line", "start_facts"]
+__all__ = ["block", "built_values", "by_rule", "fallbacks", "line", "start_facts"]
 
 # Backends that one class implements alone, hence recognisable from the object the scheduler built.
 _BACKEND_OF_CLASS = {
@@ -84,10 +84,11 @@ def block(active: ActivePolicy) -> dict[str, Any]:
         "evict_calls": active.evict_calls,
         "evict_seconds": round(active.evict_seconds, 6),
         "evictable_units": len(index) if index is not None else None,
-        "evictions_by_rule": _plain(getattr(counters, "evictions_by_rule", {})),
-        "evicted_tokens": getattr(counters, "evicted_tokens", None),
-        "victim_digest": _hex(getattr(index, "victim_digest", None)),
-        "fallbacks": dict(active.fallbacks),
+        "evictions": by_rule(getattr(counters, "evictions", {})),
+        "evicted_tokens": by_rule(getattr(counters, "evicted_tokens", {})),
+        "victim_digest": f"{index.victim_digest:016x}" if index is not None else None,
+        "fallbacks": fallbacks(active),
+        "last_fault": getattr(counters, "last_fault", "") or None,
     }
 
 
@@ -102,9 +103,12 @@ def line(active: ActivePolicy) -> str:
     )
 
 
-def _plain(counts: Mapping[str, int]) -> dict[str, int]:
-    return {str(rule): int(count) for rule, count in counts.items()}
+def by_rule(counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts by rule name; what no rule protected is under "none"."""
+    return {rule or "none": count for rule, count in counts.items()}
 
 
-def _hex(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else f"{value:016x}"
+def fallbacks(active: ActivePolicy) -> dict[str, int]:
+    """Calls served in the engine's order after a fault, by where the fault was; "policy": inside the index."""
+    inside = getattr(getattr(active.index, "counters", None), "fallbacks", 0)
+    return {**active.fallbacks, **({"policy": inside} if inside else {})}

@@ -37,7 +37,13 @@ CARRIED_BY_US = f"{os.getpid()}:payload"
     ],
 )
 def test_role(argv: list[str], environ: dict[str, str], role: Role) -> None:
-    assert role_of_process(argv, environ) is role
+    assert role_of_process(argv, environ, is_spawned=CARRY_ENV in environ) is role
+
+
+def test_a_server_started_by_a_server_is_a_launcher_of_its_own() -> None:
+    environ = {CARRY_ENV: CARRIED_BY_OTHER}
+    assert role_of_process(SERVER, environ, is_spawned=False) is Role.NONE
+    assert role_of_process([*SERVER, "--kv-policy", "p.yaml"], environ, is_spawned=False) is Role.LAUNCHER
 
 
 @pytest.mark.parametrize(
@@ -53,12 +59,12 @@ def test_role(argv: list[str], environ: dict[str, str], role: Role) -> None:
 def test_role_from_the_engines_config_file(tmp_path: Path, text: str, role: Role) -> None:
     config = tmp_path / "server.yaml"
     config.write_text(text)
-    assert role_of_process([*SERVER, "--config", str(config)], {}) is role
+    assert role_of_process([*SERVER, "--config", str(config)], {}, is_spawned=False) is role
 
 
 @pytest.mark.parametrize("argv", [[*SERVER, "--config"], [*SERVER, "--config", "/does/not/exist.yaml"]])
 def test_an_unreadable_config_file_is_left_to_the_engine(argv: list[str]) -> None:
-    assert role_of_process(argv, {}) is Role.NONE
+    assert role_of_process(argv, {}, is_spawned=False) is Role.NONE
 
 
 def test_without_a_policy_the_plugin_imports_nothing_more() -> None:
