@@ -89,12 +89,9 @@ class Tree:
         self._refresh(node)
         return node
 
-    def touch(
-        self, node: Node, request: RequestInfo = ANYBODY, *, lock: bool = True, seconds: float = 1.0, arrive: bool = True
-    ) -> None:
+    def touch(self, node: Node, request: RequestInfo = ANYBODY, *, lock: bool = True, seconds: float = 1.0) -> None:
         """A request matches down to the node's end; ``lock``: and runs and finishes on it."""
-        if arrive:
-            self.arrive(seconds)
+        self.arrive(seconds)
         path = self.path(node)
         if lock:
             self.lock(node)

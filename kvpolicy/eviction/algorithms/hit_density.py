@@ -11,8 +11,8 @@ of two rather than linear buckets, classes by number of hits (0, 1, 2-3, 4 and m
 last ages, counts that are halved at each reconfiguration rather than decayed by a factor, and no explorer objects. All
 counters are integers, and a reconfiguration comes after a fixed number of events, so that ranks agree.
 
-Until a class has events at all its prior is one hit and one eviction at every age, i.e. least recently used for its
-size.
+Before anything is learned half of the units at each age are hit, and each age is half as common as the one before:
+density falls with age, as in lru for units of one size.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class HitDensity(Algorithm):
         self.clear()
 
     def clear(self) -> None:
-        self.hits = [[1] * AGES for _ in range(CLASSES)]
-        self.evictions = [[1] * AGES for _ in range(CLASSES)]
+        self.hits = [_prior() for _ in range(CLASSES)]
+        self.evictions = [_prior() for _ in range(CLASSES)]
         self._events = 0
         self._compute()
 
@@ -90,7 +90,11 @@ class HitDensity(Algorithm):
                 hits += self.hits[klass][age]
                 events += self.hits[klass][age] + self.evictions[klass][age]
                 held_requests += events << age  # each of them is held for this bucket's width
-                self.density[klass][age] = hits / held_requests
+                self.density[klass][age] = hits / max(held_requests, 1)
+
+
+def _prior() -> list[int]:
+    return [(1 << (8 - age)) if age <= 8 else 0 for age in range(AGES)]
 
 
 def _class(hits: int) -> int:

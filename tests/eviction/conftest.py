@@ -1,0 +1,6 @@
+"""The helpers beside the tests are importable by their plain names."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
