@@ -43,7 +43,7 @@ def install(active: ActivePolicy, hooks: Any) -> None:
 def needs_of(active: ActivePolicy) -> Needs:
     """What the policy asks of the prefix cache; with `core: engine`, or no word on eviction, the engine's order is it."""
     eviction = active.policy.eviction
-    if eviction is None or eviction.core == "engine":
+    if eviction is None or eviction.core == "engine" or active.eviction_yielded_to:
         return Needs(index=False)
     asked = eviction.score or eviction.policy or eviction.rules or eviction.tenants or eviction.core == "kvpolicy"
     return Needs(index=bool(asked), time=bool(active.compiled.eviction.needs_time))
@@ -55,7 +55,10 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
     needs = needs_of(active)
     if not needs.index:
         chosen = active.policy.eviction is not None and active.policy.eviction.core == "engine"
-        return _stock(active, stock, ctx, "eviction.core: engine" if chosen else "the policy leaves eviction to the engine")
+        reason = "eviction.core: engine" if chosen else "the policy leaves eviction to the engine"
+        if winner := active.eviction_yielded_to:
+            reason = f"{winner} won over the policy (on_conflict: warn)"
+        return _stock(active, stock, ctx, reason)
     verdict = supported(ctx.server_args, ctx, needs)
     if verdict.kind != "supported":
         _conflict(active, verdict)
