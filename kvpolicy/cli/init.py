@@ -55,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvpolicy.language.fields import NAME_PATTERN
+    from kvpolicy.language.fields import NAME_PATTERN, usable_name
 
     path = Path(args.file)
-    name = args.name or (re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "policy")
+    name = args.name or usable_name(path.stem)
     if not re.fullmatch(NAME_PATTERN, name):
         print(
             f"kvpolicy init: '{name}' is not a usable name (letters, digits, '.', '_' and '-', at most 63)",

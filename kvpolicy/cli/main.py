@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,12 +25,16 @@ COMMANDS: dict[str, str] = {
     "replay": "replay traces under policies: hit rate, prefill saved, distance to the optimum",
     "schema": "print the JSON Schema for editors",
     "show": "print the effective policy, after `extends`",
+    "trace": "say what a trace holds, or convert it to plain prefix hashes",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. 0: no error, 1: an error in a policy, 2: bad usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a policy's words must not end an ASCII terminal's report
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -36,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep Python's exit from writing into the closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 130
 

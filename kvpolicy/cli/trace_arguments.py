@@ -21,6 +21,8 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace-format", choices=sorted(FORMATS), help="how its rows are written (default: found from the first row)"
     )
     reading.add_argument("--block-size", type=tokens, metavar="TOKENS", help="tokens a hash id stands for")
+    reading.add_argument("--tokenizer", metavar="DIR", help="for traces of texts: a Hugging Face directory, or bytes")
+    reading.add_argument("--skip-bad-rows", action="store_true", help="pass over rows that cannot be read, and say so")
     reading.add_argument("--limit", type=positive, metavar="N", help="replay the first N requests only")
     sessions = parser.add_argument_group("traces of sessions, each on its own clock")
     sessions.add_argument("--sessions", type=positive, metavar="N", help="use the first N sessions only")
@@ -44,8 +46,8 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
 def open_trace(path: str, args: argparse.Namespace) -> Trace:
     """The trace as the arguments ask for it. Raises TraceUsageError and TraceError."""
     how = Interleaving(args.session_gap, args.seed, args.tail or None, args.sessions)
-    options = {"block_tokens": args.block_size, "tokenizer": getattr(args, "tokenizer", None)}
-    return Trace(path, args.trace_format, options, how, args.limit)
+    options = {"block_tokens": args.block_size, "tokenizer": args.tokenizer}
+    return Trace(path, args.trace_format, options, how, args.limit, args.skip_bad_rows)
 
 
 def tokens(text: str) -> int:

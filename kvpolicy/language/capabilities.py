@@ -42,7 +42,8 @@ MISSING: tuple[Gap, ...] = (
     Gap("sglang", "allocator.order", "the adapter leaves SGLang's slot allocators as they are"),
     Gap("sglang", "allocator.watermark", "SGLang evicts exactly what a request lacks"),
     Gap("sglang", "allocator.guard", "the adapter leaves SGLang's slot allocators as they are", harmless=("off",)),
-    Gap("sglang", "hints", "requests carry no hints yet", harmless=({}, {"allow": []})),
+    Gap("sglang", "hints.allow", "requests carry no hints yet", harmless=([],)),
+    Gap("sglang", "hints.max_ttl", "requests carry no hints yet"),
     *(
         Gap("vllm", section, "this version has no adapter for vLLM", "KVP603")
         for section in ("cache", "backend", "allocator", "eviction", "hints")

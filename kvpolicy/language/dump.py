@@ -12,6 +12,8 @@ from kvpolicy.language.tree import Scalar, parse
 
 __all__ = ["dump"]
 
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+
 Note = Callable[[tuple[str | int, ...]], str]
 
 
@@ -56,7 +58,15 @@ def _scalar(value: Any) -> str:
         return "{}"
     if not isinstance(value, str):
         return json.dumps(value)
-    return value if _is_plain(value) else json.dumps(value, ensure_ascii=False)
+    return value if _is_plain(value) else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    return f'"{"".join(_ESCAPES.get(c) or (c if c.isprintable() else _escape(ord(c))) for c in text)}"'
+
+
+def _escape(codepoint: int) -> str:
+    return f"\\u{codepoint:04x}" if codepoint <= 0xFFFF else f"\\U{codepoint:08x}"
 
 
 def _is_plain(text: str) -> bool:

@@ -64,7 +64,7 @@ def param_value(param: Param, value: Any) -> int | float:
 
 
 def resolved_params(policy: str, params: dict[str, Any]) -> dict[str, int | float]:
-    """Every parameter of a built-in order as a canonical number, defaults filled in.
+    """Every parameter of a built-in order as a canonical number, defaults filled in; canonical ones stay as they are.
 
     Raises:
         KeyError: no such policy or parameter.
@@ -74,7 +74,13 @@ def resolved_params(policy: str, params: dict[str, Any]) -> dict[str, int | floa
     for name in params:
         if name not in known:
             raise KeyError(f"{policy} has no parameter {name!r}")
-    return {name: param_value(param, params.get(name, param.default)) for name, param in known.items()}
+    return {name: _canonical(param, params.get(name, param.default)) for name, param in known.items()}
+
+
+def _canonical(param: Param, value: Any) -> int | float:
+    if param.kind == "share" and isinstance(value, float):
+        value = f"{value * 100:.10g}%"
+    return param_value(param, value)
 
 
 _KINDS = {"int": "a whole number", "float": "a number", "share": "a share like 10%", "tokens": "a token count"}

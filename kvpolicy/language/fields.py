@@ -81,6 +81,11 @@ def _name(value: Any) -> str:
     return value
 
 
+def usable_name(text: str) -> str:
+    """The nearest usable name, for a policy that gives none: `my policy (1)` -> `my-policy-1`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63].rstrip("-._") or "policy"
+
+
 Name = Annotated[str, BeforeValidator(_name), WithJsonSchema({"type": "string", "pattern": NAME_PATTERN})]
 
 
@@ -131,6 +136,7 @@ AttentionName = Annotated[
 
 
 def _layers(value: Any) -> tuple[tuple[str, str], ...]:
+    value = dict(value) if isinstance(value, tuple) else value  # built in Python
     if not isinstance(value, dict):
         raise issue(
             "KVP203", f"expected layer ranges with dtypes, got {describe(value)}", 'write {"0-1": bf16, "-2:": bf16}'

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from kvpolicy.language import library
 from kvpolicy.language.capabilities import ADAPTED_ENGINES, conflicts
 from kvpolicy.language.diagnostics import Diagnostic, PolicyError, has_errors
+from kvpolicy.language.fields import usable_name
 from kvpolicy.language.meaning import meaning
 from kvpolicy.language.merge import for_engine, load_chain
 from kvpolicy.language.models import Policy
@@ -120,7 +121,7 @@ def _load(source: Source, path: Path | None, engine: str | None) -> LoadResult:
     if tree is None:
         result.diagnostics = found
         return result
-    name = path.stem if path is not None else "policy"
+    name = usable_name(path.stem) if path is not None else "policy"
     policy, schema = validate(tree, name)
     found += schema
     found += _beyond_types(tree)
@@ -149,7 +150,7 @@ def _beyond_types(tree: Mapping) -> Iterator[Diagnostic]:
 
 def _unreadable(name: str, problem: Problem, engine: str | None) -> LoadResult:
     result = LoadResult(name, engine)
-    result.diagnostics = [Diagnostic(name, 1, 1, problem.code, "error", problem.message, problem.help)]
+    result.diagnostics = [Diagnostic(name, *problem.place, problem.code, "error", problem.message, problem.help)]
     return result
 
 

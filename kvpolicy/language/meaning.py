@@ -183,9 +183,7 @@ def _tenants(tenants: Mapping | None) -> Iterator[Diagnostic]:
     for name, entry in named.entries.items() if named else ():
         if isinstance(entry.value, Mapping):
             own_floor, own_cap = _share(entry.value.child("floor")), _share(entry.value.child("cap"))
-            yield from _floor_below_cap(
-                entry.value, own_floor, own_cap if own_cap is not None else cap, f" of '{name}'"
-            )
+            yield from _floor_below_cap(entry.value, own_floor, own_cap, f" of '{name}'")
     limit = _written(tenants, "max_floors")
     if limit and not _written(tenants, "floor") and _word(limit.value) != 0:
         yield _at(
@@ -200,9 +198,7 @@ def _tenants(tenants: Mapping | None) -> Iterator[Diagnostic]:
 def _floor_below_cap(at: Mapping, floor: float | None, cap: float | None, whose: str) -> Iterator[Diagnostic]:
     node = at.child("floor")
     if node is not None and floor is not None and cap is not None and floor > cap:
-        yield _at(
-            node, "KVP309", "error", f"the floor{whose} ({floor:.4g} of the pool) lies above the cap ({cap:.4g})", None
-        )
+        yield _at(node, "KVP309", "error", f"the floor{whose} ({floor:.4g} of the pool) lies above the cap ({cap:.4g})")
 
 
 def _promises(eviction: Mapping) -> Iterator[Diagnostic]:

@@ -218,10 +218,10 @@ class Tenants(Section):
 
     by: Literal["cache_salt"] = Field("cache_salt", description="What tells tenants apart.")
     floor: Share | None = Field(None, description="Floor of each of the `max_floors` tenants with most hit tokens.")
-    cap: Share | None = Field(None, description="Cap of every tenant that is not named.")
+    cap: Share | None = Field(None, description="Cap of each tenant that is not named.")
     max_floors: int = Field(8, ge=0, le=10_000, description="How many unnamed tenants hold a floor at a time.")
     named: dict[str, Tenant] = Field(
-        default_factory=dict, description="Tenants with shares of their own, by cache_salt."
+        default_factory=dict, description="Tenants with shares of their own only, by cache_salt."
     )
 
 

@@ -28,6 +28,7 @@ class Problem(Exception):
         self.message = message
         self.help = help
         self.index = index  # characters into the text
+        self.place = (1, 1)  # line and column, for a file that gave no text to index
 
 
 @dataclass(slots=True, eq=False)
@@ -88,12 +89,11 @@ def decode(raw: bytes) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         readable = raw[: error.start].decode("utf-8-sig", errors="replace")
-        raise Problem(
-            "KVP104",
-            f"the file is not UTF-8 (byte 0x{raw[error.start]:02x} at offset {error.start})",
-            "save it as UTF-8",
-            index=len(readable),
-        ) from None
+        problem = Problem(
+            "KVP104", f"the file is not UTF-8 (it has the byte 0x{raw[error.start]:02x})", "save it as UTF-8"
+        )
+        problem.place = Source("", readable).position(len(readable))
+        raise problem from None
     if not text.strip():
         raise Problem("KVP102", "the file is empty", "`kvpolicy init FILE` writes a policy to start from")
     return text

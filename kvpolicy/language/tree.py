@@ -77,9 +77,8 @@ def parse(source: Source) -> tuple[Mapping, list[Problem]]:
     Raises:
         Problem: anything after which the rest of the file has no certain meaning.
     """
-    loader = _Composer(source.text)
     try:
-        root = loader.get_document()
+        root = _Composer(source.text).get_document()
     except yaml.MarkedYAMLError as error:
         raise _syntax_problem(error, source) from None
     except yaml.reader.ReaderError as error:
@@ -91,9 +90,7 @@ def parse(source: Source) -> tuple[Mapping, list[Problem]]:
         ) from None
     except RecursionError:  # pragma: no cover - MAX_DEPTH comes first; kept because no input may raise
         raise Problem("KVP109", f"the file is nested deeper than {MAX_DEPTH} levels") from None
-    finally:
-        loader.dispose()
-    if root is None:
+    if root is None or (isinstance(root, yaml.ScalarNode) and not root.value and root.style is None):
         raise Problem("KVP102", "the file holds no document", "`kvpolicy init FILE` writes a policy to start from")
     builder = _Builder(source)
     tree = builder.build(root, frozenset())

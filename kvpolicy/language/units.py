@@ -20,8 +20,8 @@ __all__ = [
 ]
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?"
-SHARE_PATTERN = rf"^{_NUMBER} ?%$"
-DURATION_PATTERN = rf"^{_NUMBER} ?(ms|s|m|h)$"
+SHARE_PATTERN = r"^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?) ?%$"
+DURATION_PATTERN = rf"^(?!0+(\.0+)? ?[a-z]){_NUMBER} ?(ms|s|m|h)$"
 TOKENS_PATTERN = rf"^{_NUMBER} ?(Ki|Mi|Gi|k|M|G)$"
 
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}

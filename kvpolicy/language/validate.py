@@ -26,7 +26,7 @@ def validate(tree: Mapping, name: str) -> tuple[Policy | None, list[Diagnostic]]
     try:
         policy = Policy.from_document(data)
     except ValidationError as error:
-        return None, [*found, *(_locate(details, tree, data) for details in error.errors(include_url=False))]
+        return None, [*found, *(_locate(details, tree, data) for details in _apart(error))]
     return (None if found else policy), found
 
 
@@ -44,6 +44,17 @@ def _valueless(node: Node, path: Path = ()) -> Iterator[Diagnostic]:
     elif isinstance(node, Sequence):
         for index, item in enumerate(node.items):
             yield from _valueless(item, (*path, index))
+
+
+def _apart(error: ValidationError) -> list[ErrorDetails]:
+    """The mistakes, a misspelt required key once: it is unknown, and so the right one is missing too."""
+    details = error.errors(include_url=False)
+    unknown = [d["loc"] for d in details if d["type"] == "extra_forbidden"]
+
+    def is_misspelt(loc: Path) -> bool:
+        return any(u[:-1] == loc[:-1] and did_you_mean(str(u[-1]), [str(loc[-1])]) for u in unknown)
+
+    return [d for d in details if d["type"] != "missing" or not is_misspelt(d["loc"])]
 
 
 def document(tree: Mapping, name: str) -> dict[str, Any]:
@@ -98,7 +109,8 @@ def _locate(details: ErrorDetails, tree: Mapping, data: dict[str, Any]) -> Diagn
         if details["type"] == "missing" and key is not None:
             node = key
     code, message, help = _translate(details, path, data)
-    if code in ("KVP203", "KVP209") and isinstance(node, Mapping) and key is not None:
+    is_about_key = bool(path) and path[-1] == "[key]"
+    if key is not None and (is_about_key or (code in ("KVP203", "KVP209") and isinstance(node, Mapping))):
         node = key
     return node.source.at(node.index, code, "error", message, help)
 

@@ -128,7 +128,12 @@ EVICTION_POLICIES: dict[str, EvictionPolicy] = {
         },
     ),
     "gdsf": EvictionPolicy("greedy dual size frequency: few hits for the space first, aged by evictions"),
-    "s3fifo": EvictionPolicy("S3-FIFO: a small queue filters what is used once"),
+    "s3fifo": EvictionPolicy(
+        "S3-FIFO: a small queue filters what is used once",
+        params={
+            "small_share": Param("share", "10%", 0.01, 0.9, "share of the tokens that the small queue holds, like 10%")
+        },
+    ),
     "sieve": EvictionPolicy("SIEVE: one queue and a moving hand; visited units survive one pass"),
     "hit_density": EvictionPolicy("fewest expected hits for the space and time held first"),
 }

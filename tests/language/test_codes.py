@@ -20,10 +20,8 @@ def findings(code: Code, which: str, folder: Path, monkeypatch: pytest.MonkeyPat
     for name, text in code.files.items():
         (folder / name).write_text(text)
     args = code.good_args if which == "good" and code.good_args is not None else code.args
-    if code.code == "KVP101":  # about the argument itself, not about a file's text
-        args = code.args if which == "bad" else ("policy.yaml",)
-    else:
-        args = ("policy.yaml", *args)
+    if code.code != "KVP101" or which == "good":  # its bad example is the argument itself, not a file's text
+        args = ("policy.yaml", *(args if code.code != "KVP101" else ()))
     main(["check", *args, "--format", "json"])
     return json.loads(capsys.readouterr().out)
 
