@@ -79,10 +79,12 @@ def explain(status: dict[str, Any], cached: int) -> None:
     print(f"  core        {status['core']} ({status['core_reason']})")
     for path, setting in status["settings"].items():
         print(f"  {path}: asked for {setting['requested']}, runs {setting['effective']} ({setting['origin']})")
-    took = f"{status['evict_calls']} calls, {status['evict_seconds']:.3f} s"
-    print(f"  evicted     {status['evicted_tokens']} tokens, in {took}")
-    for rule, count in sorted(status["evictions_by_rule"].items()):
-        print(f"              {count:>4} units {'protected by rule ' + rule if rule else 'under no rule'}")
+    units, tokens = status["evictions"], status["evicted_tokens"]
+    print(f"  evicted     {sum(tokens.values())} tokens in {sum(units.values())} units; ", end="")
+    print(f"{status['evict_calls']} calls took {status['evict_seconds'] * 1000:.1f} ms")
+    for rule, count in sorted(units.items()):
+        why = "under no rule: these go first" if rule == "none" else f"protected by rule {rule}: nothing else was left"
+        print(f"              {count} units, {tokens[rule]} tokens {why}")
     print(f"  fallbacks   {status['fallbacks'] or 'none'}")
     if cached:
         print(
@@ -107,7 +109,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvpolicy-demo-") as folder:
         flags = ("--max-total-tokens", str(POOL_TOKENS), "--enable-cache-report", "--log-level", "warning")
         log = Path(folder) / "server.log"
-        with run_server(environment.sglang(version), model, *flags, policy=policy.resolve(), log_path=log) as server:
+        with run_server(environment.sglang(version), model, *flags, policy=policy, log_path=log) as server:
             say(f"ready at {server.url}")
             demo = Demo(server)
             demo.ask(QUESTIONS[0])
