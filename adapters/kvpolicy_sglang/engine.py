@@ -35,11 +35,16 @@ def Engine(policy: str | os.PathLike[str], **kwargs: Any) -> Any:
         probe.require_supported_engine()
         pending = launcher.PENDING
         pending.active = launcher.load_active(os.fspath(policy))
-        pending.explicit = {name: f"{name}={kwargs[name]!r}" for name in resolution.FIELDS if name in kwargs}
+        digest = pending.active.digest
+        if "server_args" not in kwargs:
+            pending.explicit = {name: f"{name}={kwargs[name]!r}" for name in resolution.FIELDS if name in kwargs}
         launcher.register()
         load_plugins()
         pending.hooks.apply_now()
-        return sglang.Engine(**kwargs)
+        engine = sglang.Engine(**kwargs)
+        if getattr(engine.server_args, "_kv_policy", None) != digest:
+            raise SystemExit("kvpolicy: these server_args were resolved before the policy: pass keywords instead")
+        return engine
     except SystemExit as error:
         _kill_children()
         raise StartError(str(error)) from error

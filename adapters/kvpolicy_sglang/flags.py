@@ -63,11 +63,11 @@ def _config_has_flag(argv: Sequence[str]) -> bool:
     where = list(argv).index("--config") + 1
     if where >= len(argv):
         return False
-    try:
-        import yaml
+    import yaml
 
+    try:
         with open(argv[where], encoding="utf-8") as file:
             config = yaml.safe_load(file)
-    except (OSError, ValueError, ImportError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return False
     return isinstance(config, dict) and FLAG.removeprefix("--") in config

@@ -41,7 +41,9 @@ def _write(directory: str, name: str, data: Any) -> None:
 
 
 def report(directory: str, facts: dict[str, Any]) -> None:
-    """A scheduler says what it runs."""
+    """A scheduler says what it runs. One that joins a server that already serves has nobody left to tell."""
+    if not os.path.isdir(directory):
+        return
     _write(directory, f"ready-{os.getpid()}.json", {**facts, "pid": os.getpid(), "parent_pid": os.getppid()})
 
 

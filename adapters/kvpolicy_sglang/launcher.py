@@ -140,7 +140,7 @@ def load_active(source: str) -> ActivePolicy:
 
 def _resolve(original: Callable[..., Any], server_args: Any, *args: Any, **kwargs: Any) -> Any:
     """Around the engine's argument resolution: ask before it, compare after it, then carry the policy along."""
-    if hasattr(server_args, "_kv_policy"):
+    if hasattr(server_args, "_kv_policy") or getattr(server_args, "_resolution_finished", False):
         return original(server_args, *args, **kwargs)
     active = PENDING.active
     if active is None and (source := os.environ.get(flags.FILE_ENV)):
@@ -256,6 +256,8 @@ def _start_schedulers(original: Callable[..., Any], cls: type, server_args: Any,
             for process in processes:
                 process.kill()
             raise SystemExit(f"kvpolicy: {active.source}: not started: {error}") from None
+        finally:
+            handshake.discard(directory)
         started.scheduler_infos[0]["kvpolicy"] = _verified(active, reports)
 
     started.wait_for_ready = wait_for_ready_and_verify
@@ -273,5 +275,5 @@ def _verified(active: ActivePolicy, reports: list[dict[str, Any]]) -> dict[str, 
         first.get("core"),
         first.get("core_reason"),
     )
-    facts = {key: value for key, value in first.items() if not key.endswith("pid")}
+    facts = {key: value for key, value in first.items() if not key.endswith(("pid", "rank"))}
     return {**facts, "verified_schedulers": len(reports)}

@@ -33,6 +33,12 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     tokens = Counter("kvpolicy_evicted_tokens", "Evicted tokens by the rule that last held them.", ("rule", *names))
     faults = Counter("kvpolicy_fallbacks", "Calls served in the engine's order after a fault.", ("reason", *names))
     seconds = Histogram("kvpolicy_evict_seconds", "Duration of one eviction call.", names, buckets=_SECONDS)
+    digest = Gauge(
+        "kvpolicy_victim_digest",
+        "Low 48 bits of the running hash over all victims: equal on all tensor-parallel ranks of a replica.",
+        names,
+        multiprocess_mode="mostrecent",
+    ).labels(*values)
     observe_seconds = seconds.labels(*values).observe
     seen: dict[tuple[Counter, str], int] = {}
 
@@ -49,6 +55,7 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
         if counters is not None:
             grow(evictions, status.by_rule(counters.evictions))
             grow(tokens, status.by_rule(counters.evicted_tokens))
+            digest.set(active.index.victim_digest & (1 << 48) - 1)  # a gauge is a float: 53 bits are exact
         grow(faults, status.fallbacks(active))
 
     active.on_evict = update
@@ -56,10 +63,9 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
 
 def start_for(active: ActivePolicy, scheduler: Any) -> None:
     """Start the metrics where SGLang itself reports scheduler metrics: with --enable-metrics, on the first rank."""
-    server_args = scheduler.server_args
+    server_args, ranks = scheduler.server_args, probe.ranks(scheduler)
     if not probe.resolved(server_args, "enable_metrics"):
         return
-    ranks = {name: getattr(scheduler, name, None) or 0 for name in ("tp_rank", "pp_rank", "dp_rank")}
-    if ranks["tp_rank"] and not probe.resolved(server_args, "enable_metrics_for_all_schedulers"):
+    if ranks.pop("attn_tp_rank") and not probe.resolved(server_args, "enable_metrics_for_all_schedulers"):
         return
     start(active, {name: str(rank) for name, rank in ranks.items()})

@@ -6,7 +6,17 @@ import os
 import re
 from typing import Any
 
-__all__ = ["FIRST", "LAST", "UNTESTED_ENV", "engine_version", "require_supported_engine", "resolve_seam", "resolved"]
+__all__ = [
+    "FIRST",
+    "LAST",
+    "UNTESTED_ENV",
+    "engine_version",
+    "overrider",
+    "ranks",
+    "require_supported_engine",
+    "resolve_seam",
+    "resolved",
+]
 
 FIRST, LAST = (0, 5, 16), (0, 5, 23)
 UNTESTED_ENV = "KVPOLICY_ALLOW_UNTESTED_ENGINE"
@@ -49,6 +59,16 @@ def resolved(server_args: Any, name: str) -> Any:
     except ImportError:
         return getattr(server_args, name, None)
     return resolution_result(server_args, name)
+
+
+def ranks(scheduler: Any) -> dict[str, int]:
+    """Where a scheduler stands: tp_rank, pp_rank, dp_rank, and attn_tp_rank (0: the one that answers and reports)."""
+    place = getattr(scheduler, "ps", None)
+    if place is None:  # later versions keep it beside the scheduler
+        from sglang.srt.runtime_context import get_parallel
+
+        place = get_parallel()
+    return {name: getattr(place, name) or 0 for name in ("tp_rank", "pp_rank", "dp_rank", "attn_tp_rank")}
 
 
 def overrider(server_args: Any, name: str) -> str | None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import carry, flags, handshake, metrics, resolution, status
+from . import carry, flags, handshake, metrics, probe, resolution, status
 from .active import ActivePolicy, set_current
 from .hooks import HookSet
 
@@ -72,12 +72,8 @@ class _Child:
         except SystemExit as error:
             handshake.report_failure(self.carried.handshake_dir, str(error))
             raise
-        except Exception as error:
-            handshake.report_failure(self.carried.handshake_dir, f"kvpolicy: a scheduler failed: {error}")
-            raise
         self._start_metrics(scheduler)
-        facts = status.start_facts(active)
-        handshake.report(self.carried.handshake_dir, facts)
+        handshake.report(self.carried.handshake_dir, {**status.start_facts(active), **probe.ranks(scheduler)})
         logger.info("%s", status.line(active))
 
     def _start_metrics(self, scheduler: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvpolicy.facts.dtypes import canonical
 
+from . import probe
 from .active import ActivePolicy
 
 __all__ = ["block", "built_values", "by_rule", "fallbacks", "line", "start_facts"]
@@ -35,7 +36,7 @@ def built_values(scheduler: Any) -> dict[str, Any]:
     runner = scheduler.tp_worker.model_runner
     found: dict[str, Any] = {"page_size": int(allocator.page_size)}
 
-    named = getattr(runner, "kv_cache_dtype_str", None) or getattr(scheduler.server_args, "kv_cache_dtype", None)
+    named = probe.resolved(scheduler.server_args, "kv_cache_dtype")
     dtype = getattr(allocator.get_kvcache(), "dtype", None)
     if named in _NAMED_FORMATS:
         found["kv_cache_dtype"] = named

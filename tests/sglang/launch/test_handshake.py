@@ -39,6 +39,10 @@ def test_another_digest_is_named(directory: str) -> None:
         handshake.verify(directory, DIGEST, [os.getpid()])
 
 
+def test_a_scheduler_that_joins_later_tells_nobody(tmp_path: Path) -> None:
+    handshake.report(str(tmp_path / "gone"), {"digest": DIGEST})
+
+
 def test_no_process_to_ask_is_no_proof(directory: str) -> None:
     with pytest.raises(handshake.Mismatch):
         handshake.verify(directory, DIGEST, [])
