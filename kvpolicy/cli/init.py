@@ -1,8 +1,9 @@
-"""Write a commented policy to start from. Never overwrites a file."""
+"""Write a commented policy to start from, and beside it the schema that its modeline names. Never overwrites a file."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from kvpolicy.language.fields import NAME_PATTERN, usable_name
+    from kvpolicy.language.schema import json_schema
 
     path = Path(args.file)
     name = args.name or usable_name(path.stem)
@@ -78,11 +80,12 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"kvpolicy init: cannot write {path}: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE
-    wrote = f"wrote {path}"
     schema = path.parent / _SCHEMA_FILE
     if not schema.exists():
-        wrote += f"; `kvpolicy schema > {schema}` gives your editor completion and errors as you type"
-    print(wrote)
+        schema.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {path}, and {schema} for your editor")
+    else:
+        print(f"wrote {path}")
     return EXIT_OK
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from kvpolicy.language.scalars import resolve_plain
-from kvpolicy.language.source import Problem, Source
-from kvpolicy.language.tree import Scalar, parse
+from kvpolicy.language.source import Problem
 
 __all__ = ["dump"]
 
+_PLAIN = re.compile(r"[A-Za-z0-9(_/][A-Za-z0-9_.()<>=*/+% -]*")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 Note = Callable[[tuple[str | int, ...]], str]
@@ -70,14 +71,10 @@ def _escape(codepoint: int) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether the text, unquoted, reads back as itself in every context it is written in."""
-    if not text.isprintable() or text != text.strip() or any(c in text for c in ",[]{}\"'"):
+    """Whether the text, unquoted, reads back as itself wherever it stands; quoting too much does no harm."""
+    if not _PLAIN.fullmatch(text) or text.endswith(" "):
         return False
     try:
-        if resolve_plain(text) != text:
-            return False
-        node = parse(Source("", f"key: {text}\n"))[0].child("key")
-        key = parse(Source("", f"{text}: 1\n"))[0].entries
+        return resolve_plain(text) == text
     except Problem:
         return False
-    return isinstance(node, Scalar) and node.style is None and node.value == text and list(key) == [text]

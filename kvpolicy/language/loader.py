@@ -14,13 +14,14 @@ from pydantic import ValidationError
 from kvpolicy.language import library
 from kvpolicy.language.capabilities import ADAPTED_ENGINES, conflicts
 from kvpolicy.language.diagnostics import Diagnostic, PolicyError, has_errors
+from kvpolicy.language.dump import dump
 from kvpolicy.language.fields import usable_name
 from kvpolicy.language.meaning import meaning
 from kvpolicy.language.merge import for_engine, load_chain
 from kvpolicy.language.models import Policy
 from kvpolicy.language.sites import expressions
 from kvpolicy.language.source import Problem, Source, decode
-from kvpolicy.language.tree import Mapping
+from kvpolicy.language.tree import Mapping, parse, to_plain
 from kvpolicy.language.validate import document, find, validate
 
 __all__ = ["ENGINES", "LoadResult", "digest_of", "load_policy", "load_text", "policy_from_flat"]
@@ -91,12 +92,14 @@ def load_text(raw: bytes, name: str = "<stdin>", engine: str | None = None) -> L
 
 
 def policy_from_flat(flat: dict[str, Any], engine: str | None = None) -> Policy:
-    """The policy of a flattened document, as processes carry it.
+    """The policy of a flattened document, as processes carry it; ``engine`` merges in its section where one is left.
 
     Raises:
         PolicyError: the document is not a valid policy (another version of kvpolicy wrote it, or it was edited).
     """
     data = {key: value for key, value in flat.items() if key != "tests"}
+    if engine and data.get("engines"):
+        data = to_plain(for_engine(parse(Source("", dump(data)))[0], engine))
     try:
         return Policy.from_document(data)
     except ValidationError as error:

@@ -6,6 +6,7 @@ drops the parent's value. `metadata` and `tests` belong to one file and are not 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kvpolicy.language import library
@@ -29,12 +30,12 @@ def load_chain(source: Source, path: Path | None) -> tuple[Mapping | None, list[
     diagnostics: list[Diagnostic] = []
     sources: list[Source] = []
     trees: list[Mapping] = []
-    seen: set[Path] = set()
+    seen: set[str] = set()
     asked: Scalar | None = None  # the `extends` that leads to the source in hand
     while True:
         sources.append(source)
         if path is not None:
-            seen.add(path.resolve())
+            seen.add(os.path.realpath(path))
         try:
             tree, problems = parse(source)
         except Problem as problem:
@@ -70,10 +71,10 @@ def load_chain(source: Source, path: Path | None) -> tuple[Mapping | None, list[
 
 
 def _parent(
-    asked: Scalar, child: Source, path: Path | None, seen: set[Path], sources: list[Source]
+    asked: Scalar, child: Source, path: Path | None, seen: set[str], sources: list[Source]
 ) -> tuple[Source, Path]:
     shown, found = library.parent_of(str(asked.value), child, path.parent if path is not None else None)
-    if found.resolve() in seen:
+    if os.path.realpath(found) in seen:
         chain = " -> ".join([*(s.name for s in sources), shown])
         raise Problem("KVP119", f"`extends` runs in a circle: {chain}", "remove one of the steps")
     if len(sources) > MAX_PARENTS:

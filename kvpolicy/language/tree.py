@@ -60,15 +60,15 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-def to_plain(node: Node, *, in_list: bool = False) -> Any:
+def to_plain(node: Node, *, keep_nulls: bool = False) -> Any:
     """Plain data of a tree. A null in a mapping means "not set" and is dropped, except inside a list (a rule's `match:`
-    whose value was forgotten must not become "every unit")."""
+    whose value was forgotten must not become "every unit") and where it has a meaning of its own (``keep_nulls``)."""
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Sequence):
-        return [to_plain(item, in_list=True) for item in node.items]
-    pairs = ((name, to_plain(entry.value, in_list=in_list)) for name, entry in node.entries.items())
-    return {name: value for name, value in pairs if in_list or value is not None}
+        return [to_plain(item, keep_nulls=True) for item in node.items]
+    pairs = ((name, to_plain(entry.value, keep_nulls=keep_nulls)) for name, entry in node.entries.items())
+    return {name: value for name, value in pairs if keep_nulls or value is not None}
 
 
 def parse(source: Source) -> tuple[Mapping, list[Problem]]:

@@ -61,6 +61,8 @@ def document(tree: Mapping, name: str) -> dict[str, Any]:
     """Plain data of the tree without `extends`, and with a name."""
     data: dict[str, Any] = to_plain(tree)
     data.pop("extends", None)
+    if (engines := tree.child("engines")) is not None and "engines" in data:
+        data["engines"] = to_plain(engines, keep_nulls=True)  # there a null drops what is above
     metadata = data.setdefault("metadata", {})
     if isinstance(metadata, dict):
         metadata.setdefault("name", name)

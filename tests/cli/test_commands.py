@@ -13,6 +13,7 @@ from kvpolicy.cli.main import main
 from kvpolicy.language import load_policy, load_text
 from kvpolicy.language.dump import dump
 from kvpolicy.language.library import shipped
+from kvpolicy.language.schema import json_schema
 from kvpolicy.language.source import Source
 from kvpolicy.language.tree import parse, to_plain
 
@@ -119,6 +120,15 @@ def test_init_never_overwrites(folder, capsys) -> None:
     assert not (folder / "a.yaml").exists()
 
 
+def test_the_modeline_names_a_schema_that_is_there(folder) -> None:
+    main(["init", "mine.yaml"])
+    modeline = (folder / "mine.yaml").read_text().splitlines()[0]
+    assert json.loads((folder / modeline.partition("$schema=./")[2]).read_text()) == json_schema()
+    (folder / "kvpolicy.schema.json").write_text("mine")
+    assert main(["init", "other.yaml"]) == 0
+    assert (folder / "kvpolicy.schema.json").read_text() == "mine"
+
+
 def test_init_makes_a_name_out_of_any_file_name(folder) -> None:
     assert main(["init", "my policy (1).yaml"]) == 0
     assert load_policy("my policy (1).yaml").policy.metadata.name == "my-policy-1"
@@ -143,7 +153,7 @@ values = st.recursive(
 @given(st.dictionaries(st.text(max_size=8), values, min_size=1, max_size=5))
 def test_dump_reads_back_to_the_same_data(data) -> None:
     text = dump(data)
-    assert to_plain(parse(Source("p", text))[0], in_list=True) == data
+    assert to_plain(parse(Source("p", text))[0], keep_nulls=True) == data
 
 
 def test_dump_quotes_what_would_read_as_something_else() -> None:

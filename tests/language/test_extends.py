@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpolicy.language import digest_of, load_policy, load_text
+from kvpolicy.language import PolicyError, digest_of, load_policy, load_text, policy_from_flat
 
 HEADER = "apiVersion: kvpolicy/v1\nkind: KVPolicy\n"
 
@@ -191,6 +191,33 @@ def test_an_engine_overrides_and_drops_sections(load) -> None:
     neutral = load(ENGINES)
     assert neutral.policy.allocator.order == "lifo"
     assert neutral.digest != result.digest
+
+
+def test_a_flat_policy_keeps_what_each_engine_drops(load) -> None:
+    neutral = load(ENGINES)
+    assert neutral.flat["engines"]["sglang"]["allocator"] is None
+    policy = policy_from_flat(neutral.flat, "sglang")
+    assert policy.model_copy(update={"engines": {}}) == load(ENGINES, "sglang").policy
+    assert policy_from_flat(neutral.flat, "vllm").allocator.order == "lifo"
+    assert policy_from_flat(neutral.flat) == neutral.policy
+
+
+def test_a_flat_policy_that_was_edited_is_refused(load) -> None:
+    flat = load(ENGINES, "sglang").flat
+    with pytest.raises(PolicyError, match=r"cache\.page_size"):
+        policy_from_flat({**flat, "cache": {"page_size": 3}})
+    with pytest.raises(PolicyError) as caught:
+        policy_from_flat({"kind": "KVPolicy"})
+    assert caught.value.diagnostics
+
+
+def test_a_symlink_loop_is_a_missing_parent(tmp_path) -> None:
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    write(tmp_path, child="extends: loop.yaml\n")
+    (d,) = load_policy(tmp_path / "child.yaml").diagnostics
+    assert d.code == "KVP118"
+    (d,) = load_policy(tmp_path / "loop.yaml").diagnostics
+    assert d.code == "KVP101"
 
 
 CONFLICTS = {

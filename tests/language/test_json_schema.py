@@ -27,7 +27,7 @@ VALIDATOR = Draft7Validator(SCHEMA)
 
 def plain(text: str) -> object:
     """As an editor's YAML 1.2 parser reads it (PyYAML's 1.1 would turn `off` into a boolean)."""
-    return to_plain(parse(Source("p", text))[0], in_list=True)
+    return to_plain(parse(Source("p", text))[0], keep_nulls=True)
 
 
 def test_it_is_a_draft_07_schema(capsys) -> None:
