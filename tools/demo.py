@@ -1,4 +1,4 @@
-"""Shows a policy at work in a real SGLang on this CPU: `python3.11 -m tools.demo [--policy FILE]`.
+"""Shows a policy at work in a real SGLang on this CPU: `./demo [--policy FILE]`.
 
 Installs what is missing, starts the server with the policy, asks real questions of a real 135M-parameter model, floods
 the pool with one-off prompts between them, and prints what was cached, what was evicted, and why.
@@ -95,7 +95,9 @@ def explain(status: dict[str, Any], cached: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--policy", default="policies/long_context.yaml", help="a policy file (default: %(default)s)")
     policy = Path(parser.parse_args().policy)
     if not policy.exists():

@@ -1,4 +1,4 @@
-"""Sets up everything and runs every check: `python3.11 -m tools.test`. With arguments: only pytest, with those.
+"""Sets up everything and runs every check: `./test`. With arguments: only pytest, with those.
 
 Needs Python 3.11 with pip, nothing else. The first run installs (see tools/environment.py); later ones start at once.
 """
@@ -79,4 +79,4 @@ def main(selection: list[str]) -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main([argument for argument in sys.argv[1:] if argument != "--"]))
