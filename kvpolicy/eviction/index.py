@@ -69,6 +69,8 @@ class EvictionIndex:
 
     def add(self, handle: Handle) -> None:
         """The unit is evictable now. Idempotent."""
+        if self._held and handle in self._held:
+            return
         try:
             self._order.add(handle)
         except Exception as fault:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from policies import compiled
 from tree import Tree
 
 from kvpolicy.eviction import RequestInfo
 from kvpolicy.eviction.algorithms.registry import ALGORITHMS
+from policies import compiled
 
 #: policy -> all units in the order in which one walk over the whole tree evicts them (``E`` is the upper half of ``e``)
 GOLDEN = {
@@ -27,7 +27,16 @@ GOLDEN = {
 PARAMS = {"slru": {"protected_hits": 3}, "tlru": {"threshold_tokens": 4, "next_prompt_tokens": 1}}
 
 #: name, size in tokens, request priority; all directly below the root
-UNITS = [("a", 4, None), ("b", 2, 3), ("c", 2, None), ("d", 4, 1), ("e", 6, 2), ("f", 8, None), ("g", 3, None), ("h", 3, None)]
+UNITS = [
+    ("a", 4, None),
+    ("b", 2, 3),
+    ("c", 2, None),
+    ("d", 4, 1),
+    ("e", 6, 2),
+    ("f", 8, None),
+    ("g", 3, None),
+    ("h", 3, None),
+]
 
 
 def trace(policy: str) -> Tree:
