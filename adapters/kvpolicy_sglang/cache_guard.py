@@ -45,7 +45,7 @@ class EvictionGuard:
     # -- membership --
 
     def add(self, node: Any) -> None:
-        if self.needs_metadata and getattr(node, "kvp", None) is None:
+        if self.needs_metadata and node.kvp is None:
             self._refused[node] = None  # stamped right after it is linked in; see cache_metadata
             return
         try:
@@ -109,7 +109,7 @@ class EvictionGuard:
             self.fault("evict", "the policy failed to name a victim")
             return None, True
         try:
-            meta = getattr(node, "kvp", None)
+            meta = node.kvp
             depth_tokens = meta.depth_tokens if meta is not None else _depth_tokens(node)
             self.index.evicted(node, len(node.key), depth_tokens)
         except Exception:

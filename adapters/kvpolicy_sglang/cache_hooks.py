@@ -76,6 +76,8 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
         _conflict(active, Verdict("stock", name, f"the policy's eviction does not know the prefix cache {name}"))
         active.core, active.core_reason = "engine", f"prefix cache {name}"
         return cache, None
+    node_class = type(cache.tree_core.root_node if is_unified else cache.root_node)
+    node_class.kvp = None  # the one attribute that the index may set on a node
     attach(cache, guard)
     if guard.observes_touches:
         (cache_touch.attach_unified if is_unified else cache_touch.attach_radix)(cache, guard.touched)

@@ -65,7 +65,7 @@ class Metadata:
     def _touch_path(self, node: Any, info: RequestInfo) -> None:
         root = self._root()
         while node is not None and node is not root:
-            if getattr(node, "kvp", None) is not None:
+            if node.kvp is not None:
                 self.guard.touch(node, info)
                 self._apply_priority(node)
             node = node.parent
@@ -86,7 +86,7 @@ class Metadata:
 
     def split(self, upper: Any, lower: Any) -> None:
         """`upper` is the new ancestor half of what was `lower` alone."""
-        if getattr(lower, "kvp", None) is None:
+        if lower.kvp is None:
             return
         if self.guard.split(upper, lower, len(upper.key)):
             state, meta = self.current, upper.kvp
@@ -95,11 +95,11 @@ class Metadata:
                 meta.is_output = False
 
     def removed(self, node: Any) -> None:
-        if getattr(node, "kvp", None) is not None:
+        if node.kvp is not None:
             self.guard.remove(node)
 
     def _depth_tokens(self, node: Any) -> int:
-        meta = getattr(node, "kvp", None)
+        meta = node.kvp
         if meta is not None:
             return int(meta.depth_tokens)
         depth, root = 0, self._root()  # a fault left this node unstamped

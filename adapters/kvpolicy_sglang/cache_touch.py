@@ -57,11 +57,12 @@ def attach_unified(cache: Any, touched: Callable[[Any], None]) -> None:
 
 
 def attach_radix(cache: Any, touched: Callable[[Any], None]) -> None:
-    """Watch a RadixCache: its two walks return the node they end on, the only evictable leaf they can have touched."""
+    """Watch a RadixCache: an evictable leaf that a walk touches is the node it ends on, or the lower half of its split."""
 
-    def walked(result: tuple[Any, Any], *_: Any) -> None:
-        if result[1] in cache.evictable_leaves:
-            touched(result[1])
+    def leaf(node: Any) -> None:
+        if node in cache.evictable_leaves:
+            touched(node)
 
-    after(cache, "_match_prefix_helper", walked)
-    after(cache, "_insert_helper", walked)
+    after(cache, "_match_prefix_helper", lambda result, *_: leaf(result[1]))
+    after(cache, "_insert_helper", lambda result, *_: leaf(result[1]))
+    after(cache, "_split_node", lambda _upper, _key, child, *_: leaf(child))
