@@ -8,23 +8,20 @@ from kvpolicy.facts.gpus import Gpu
 from kvpolicy.facts.kv_bytes import KvBytes
 from kvpolicy.facts.model import ModelFacts
 
-__all__ = ["Granularity", "Pool", "estimate_pool_bytes", "granularity", "index_entries", "pool_tokens"]
+__all__ = [
+    "Granularity",
+    "estimate_pool_bytes",
+    "granularity",
+    "index_entries",
+    "mem_fraction_static",
+    "pool_tokens",
+]
 
 # Backends that read one index a token whatever the page size (the rest read one a page).
 _TOKEN_INDEXED = frozenset({"flashinfer", "triton", "torch_native", "flex_attention", "intel_amx"})
 _MIB = 1 << 20
 # memory_hook.py handle_gpu_memory_settings: decode CUDA graph batch limit by device memory in MiB.
 _GRAPH_BATCH_BY_MEMORY = ((20 * 1024, 8, 8), (35 * 1024, 48, 160), (60 * 1024, 32, 160), (160 * 1024, 256, 512))
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Size of the pool on one rank. ``how`` says where the bytes come from."""
-
-    tokens: int
-    size_bytes: int
-    estimate: bool
-    how: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +59,23 @@ def estimate_pool_bytes(gpu: Gpu, model: ModelFacts, *, tp: int, chunk_tokens: i
     """
     if gpu.memory_mib is None or model.weights_bytes is None:
         return None
-    memory = gpu.memory_mib
+    fraction = mem_fraction_static(gpu, model, tp=tp, chunk_tokens=chunk_tokens)
+    left = int(gpu.memory_mib * fraction * _MIB) - model.weights_bytes // tp
+    weights = "weights from the files" if model.weights_from == "files" else "weights estimated"
+    how = f"{gpu.label}: {gpu.memory_mib} MiB * {fraction:g} - {model.weights_bytes / tp / 2**30:.1f} GiB ({weights})"
+    return max(left, 0), how
+
+
+def mem_fraction_static(gpu: Gpu, model: ModelFacts, *, tp: int, chunk_tokens: int) -> float:
+    """SGLang's default ``--mem-fraction-static`` (memory_hook.py handle_gpu_memory_settings), within half a percent."""
+    memory = gpu.memory_mib or 0
     reserve = 512 + max(chunk_tokens, 2048) * 1.5 + tp / 8 * 1024 + 2 * _graph_batch(memory, tp)
-    reserve += 1536 if model.is_mla else 8 * 50  # prefill graphs: a fixed cost for MLA, else some 50 captured sizes
+    reserve += 1536 if model.is_mla else 8 * 58  # prefill graphs: a fixed cost for MLA, else some 58 captured sizes
     if memory > 60 * 1024:
         reserve = max(reserve, 10 * 1024)
     fraction = round((memory - reserve) / memory, 3)
-    left = int(memory * fraction * _MIB) - model.weights_bytes // tp
-    weights = "weights from the files" if model.weights_from == "files" else "weights estimated"
-    how = f"{gpu.label}: {memory} MiB * {fraction:g} - {model.weights_bytes / tp / 2**30:.1f} GiB ({weights})"
-    return max(left, 0), how
+    long_context = (model.context_tokens or 0) > 8192
+    return fraction * 0.85 if "hip" in gpu.traits and long_context else fraction  # aiter keeps workspace for those
 
 
 def _graph_batch(memory_mib: int, tp: int) -> int:

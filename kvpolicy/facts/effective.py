@@ -118,7 +118,7 @@ def _evidence(findings: Findings, where: Deployment, kv_dtype: str) -> None:
         message = f"{kv_dtype} KV was reported bad for this model in {row.source}: {row.text}"
         findings.add("KVP521", "warning", path, message, "measure your task against bf16 before serving it", data)
     else:
-        findings.info("KVP522", path, f"{kv_dtype} KV is {row.level} here: {row.text}", data)
+        findings.info("KVP522", path, f"{kv_dtype} KV is {row.level}: {row.text}", data)
 
 
 def _accepted(policy: Policy, name: Field) -> tuple[Value, ...]:

@@ -79,7 +79,8 @@ EVIDENCE: tuple[Evidence, ...] = (
         source="mem_cache/kv_cache_dtype.py configure_kv_cache_dtype",
     ),
     Evidence(
-        level="experimental", kv_dtypes=("fp8_e5m2", "mxfp8"), text="no public evaluation is recorded here", source="",
+        level="experimental", kv_dtypes=("fp8_e5m2", "mxfp8"), source="",
+        text="this version of kvpolicy knows no public evaluation",
     ),
 )  # fmt: skip
 

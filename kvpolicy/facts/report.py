@@ -1,7 +1,7 @@
 """The facts part of ``kvpolicy check``: what engine, model and GPU make of a policy, as diagnostics.
 
-Conflicts (the engine settles on something the policy does not accept) are errors or warnings by ``on_conflict``. All else
-is an info item whose ``data`` holds the figures.
+Conflicts (the engine settles on something the policy does not accept) are errors or warnings by ``on_conflict``. The
+rest are info items whose ``data`` holds the figures.
 """
 
 from __future__ import annotations

@@ -96,7 +96,15 @@ def chunk_tokens(gpu: Gpu) -> int:
     return next(chunk for limit, chunk in _CHUNK_BY_MEMORY if gpu.memory_mib < limit)
 
 
-def resolve_sglang(request: Request, *, version: Version, gpu: Gpu, model: ModelFacts, tp: int = 1) -> Outcome:
+def resolve_sglang(
+    request: Request,
+    *,
+    version: Version,
+    gpu: Gpu,
+    model: ModelFacts,
+    tp: int = 1,
+    rules: tuple[Rule, ...] = RULES,
+) -> Outcome:
     """Total: every request on every known device and model has an outcome."""
     traits = model.traits | _more_traits(model, tp)
     chunk = chunk_tokens(gpu)
@@ -104,7 +112,7 @@ def resolve_sglang(request: Request, *, version: Version, gpu: Gpu, model: Model
     settings = request = replace(request, kv_dtype=canonical(request.kv_dtype), attention=backend)
     steps: list[Step] = []
     refusals: list[Refusal] = []
-    for rule in RULES:
+    for rule in rules:
         if not _applies(rule, settings, version=version, gpu=gpu, traits=traits):
             continue
         before: Value | None = getattr(settings, rule.field)

@@ -5,11 +5,12 @@ An architecture ending in ``*`` is a prefix. Same order and meaning as ``sglang_
 
 from __future__ import annotations
 
-from kvpolicy.facts.rules import Allow, Default, Force, Note, Rule
+from kvpolicy.facts.rules import Allow, Default, Deny, Force, Multiple, Note, Rule
 
 __all__ = ["MODEL_RULES"]
 
 _DIR = "arg_groups/model_overrides"
+_MODEL_HOOK = "arg_groups/model_hook.py handle_model_specific_adjustments"
 _DEEPSEEK = (
     "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "MistralLarge3ForCausalLM",
     "PixtralForConditionalGeneration",
@@ -19,6 +20,7 @@ _QWEN_HYBRID = (
     "Qwen3_5ForConditionalGeneration",
 )  # fmt: skip
 _GEMMA4 = ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration")
+_EXAONE = ("Exaone4ForCausalLM", "ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM")
 _QWEN_VL = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
 
 
@@ -28,6 +30,14 @@ def _backend(models: tuple[str, ...], backend: str, gpu: tuple[str, ...], file: 
     return Rule(
         name="model-backend", field="attention", effect=Default(backend), model=models, gpu=gpu,
         reason=f"{models[0].removesuffix('*')} defaults to {backend}{where}", source=f"{_DIR}/{file}", **when,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _only(models: tuple[str, ...], *backends: str, **when: object) -> Rule:
+    """The backends that a model family runs on; any other stops the engine."""
+    return Rule(
+        name="model-backends", field="attention", effect=Allow(backends), model=models, source=_MODEL_HOOK,
+        reason=f"{models[0].removesuffix('*')} runs on {', '.join(backends)} only", **when,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -99,13 +109,36 @@ MODEL_RULES: tuple[Rule, ...] = (
     _backend(("DiffusionGemmaForBlockDiffusion",), "triton", (), "gemma4.py"),
     _backend(_GEMMA4, "trtllm_mha", ("sm100",), "gemma4.py"),
     _backend(_GEMMA4, "triton", (), "gemma4.py"),
-    _backend(("Exaone4ForCausalLM", "ExaoneMoEForCausalLM"), "trtllm_mha", ("sm100",), "exaone.py"),
-    _backend(("Exaone4ForCausalLM", "ExaoneMoEForCausalLM"), "fa3", ("cuda",), "exaone.py", not_gpu=("sm70",)),
-    _backend(("Exaone4ForCausalLM", "ExaoneMoEForCausalLM"), "triton", (), "exaone.py"),
+    _backend(_EXAONE, "trtllm_mha", ("sm100",), "exaone.py"),
+    _backend(_EXAONE, "fa3", ("cuda",), "exaone.py", not_gpu=("sm70",)),
+    _backend(_EXAONE, "triton", (), "exaone.py"),
     _backend(("Olmo2ForCausalLM",), "trtllm_mha", ("sm100",), "olmo2.py"),
     _backend(("Olmo2ForCausalLM",), "fa3", ("cuda",), "olmo2.py", not_gpu=("sm70",)),
     _backend(("Olmo2ForCausalLM",), "triton", (), "olmo2.py"),
     _backend(("MiMoV2*",), "fa4", ("sm100",), "mimo_v2.py", since=(0, 5, 23)),
+    _only(("GptOssForCausalLM",), "triton", "trtllm_mha", "fa3", "fa4", "intel_amx", "intel_xpu", "aiter", "ascend"),
+    _only(("Llama4*",), "fa3", "aiter", "triton", "trtllm_mha", "intel_xpu", "ascend", not_gpu=("cpu",)),
+    _only(_GEMMA4, "trtllm_mha", "triton", "intel_xpu", "ascend", until=(0, 5, 16)),
+    _only(_GEMMA4, "trtllm_mha", "triton", "intel_xpu", "ascend", "intel_amx", since=(0, 5, 17), until=(0, 5, 18)),
+    _only(_GEMMA4, "trtllm_mha", "triton", "intel_xpu", "ascend", "intel_amx", "aiter", "fa4", since=(0, 5, 20)),
+    Rule(
+        name="model-backends", field="attention", model=_GEMMA4, since=(0, 5, 20), until=(0, 5, 20),
+        effect=Deny(("fa4",)), reason="this release does not run Gemma 4 on fa4", source=_MODEL_HOOK,
+    ),
+    _only(_EXAONE, "fa3", "triton", "trtllm_mha"),
+    Rule(
+        name="model-backends", field="attention", model=("Olmo2ForCausalLM",), effect=Deny(("flashinfer",)),
+        reason="SGLang refuses flashinfer for OLMo 2 and 3 (slow with their sliding window)", source=_MODEL_HOOK,
+    ),
+    Rule(
+        name="model-backends", field="attention", model=("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
+        effect=Deny(("triton",)), reason="triton needs attention in the first layer, LFM2 has none there",
+        source=_MODEL_HOOK,
+    ),
+    Rule(
+        name="model-backends", field="attention", model=("NemotronH*",), until=(0, 5, 18), effect=Deny(("triton",)),
+        reason="triton needs attention in the first layer, Nemotron-H has none there", source=_MODEL_HOOK,
+    ),
     # Hybrids with linear layers
     _backend(("FalconH1*", "JetNemotron*", "JetVLM*"), "triton", ("sm100",), "falcon_h1.py"),
     _backend(("GraniteMoeHybrid*",), "flashinfer", ("sm100",), "granitemoehybrid.py", not_model=("dense_granite",)),
@@ -113,12 +146,29 @@ MODEL_RULES: tuple[Rule, ...] = (
     _backend(("MiniCPMV4_6*",), "triton", ("sm100",), "minicpmv.py"),
     _backend(("NemotronH*",), "flashinfer", ("sm100",), "nemotron_h.py", until=(0, 5, 18)),
     _backend(("NemotronH*",), "trtllm_mha", ("sm100",), "nemotron_h.py", since=(0, 5, 20)),
+    # (Upstream means trtllm_mha with pages of 64, but chooses before the state buffer that this needs is decided.)
     Rule(
-        name="qwen-hybrid-page", field="page_size", effect=Force(64), model=_QWEN_HYBRID, gpu=("sm100",),
-        attention_unset=True, reason="Qwen hybrids on SM100 run on trtllm_mha with pages of 64",
+        name="qwen-hybrid-page", field="page_size", effect=Force(1), model=_QWEN_HYBRID, gpu=("sm100",),
+        attention_unset=True, reason="Qwen hybrids on SM100 run on triton with page size 1 unless a backend is given",
         source=f"{_DIR}/qwen3_5.py",
     ),
-    _backend(_QWEN_HYBRID, "trtllm_mha", ("sm100",), "qwen3_5.py"),
+    _backend(_QWEN_HYBRID, "triton", ("sm100",), "qwen3_5.py"),
+    # What their radix cache allows is checked here, before a backend may move the page size
+    Rule(
+        name="no-buffer-page", field="page_size", effect=Allow((1,)), model=("linear",), not_model=("extra_buffer",),
+        reason="this hybrid model keeps no extra state buffer, which needs page size 1",
+        source="arg_groups/mamba_hook.py validate_mamba_no_buffer",
+    ),
+    Rule(
+        name="state-interval", field="page_size", effect=Multiple(256), model=("extra_buffer",),
+        reason="the page size has to divide the state interval (--mamba-track-interval, 256)",
+        source="arg_groups/mamba_hook.py validate_mamba_extra_buffer",
+    ),
+    Rule(
+        name="no-buffer-backend", field="attention", effect=Deny(("trtllm_mha",)), model=("linear",),
+        not_model=("extra_buffer",), reason="this hybrid model keeps no extra state buffer, which trtllm_mha needs",
+        source="arg_groups/mamba_hook.py validate_mamba_no_buffer",
+    ),
     # Qwen3-VL
     Rule(
         name="qwen-vl-decode", field="decode_attention", effect=Default("flashinfer"), model=_QWEN_VL, gpu=("sm90",),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from kvpolicy.facts.rules import Allow, Default, Deny, Force, Multiple, Note, Rule, Snap
 from kvpolicy.facts.sglang_model_rules import MODEL_RULES
 
-__all__ = ["RULES"]
+__all__ = ["ARGUMENT_RULES", "RULES"]
 
 _OVERRIDES = "arg_groups/overrides.py"
 _REGISTRY = "layers/attention/attention_registry.py"
@@ -60,13 +60,18 @@ _NVFP4 = (
         source=f"{_KV_HOOK} handle_nvfp4_prefill_kv_dequant_dtype",
     ),
     Rule(
-        name="nvfp4-backends", field="prefill_attention", since=(0, 5, 23), kv_dtype=("nvfp4",), gpu=("sm100",),
-        attention_unset=True, effect=Default("trtllm_mha"), reason="native NVFP4 prefill on SM100",
+        name="nvfp4-backends", field="attention", since=(0, 5, 23), kv_dtype=("nvfp4",), gpu=("sm100",),
+        attention_unset=True, effect=Default("trtllm_mha"), reason="NVFP4 defaults to trtllm_mha on SM100",
         source=f"{_KV_HOOK} handle_nvfp4_prefill_kv_dequant_dtype",
     ),
     Rule(
-        name="nvfp4-backends", field="prefill_attention", since=(0, 5, 23), kv_dtype=("nvfp4",), not_gpu=("sm100",),
-        effect=Default("flashinfer"), reason="NVFP4 prefill reads an FP8 workspace off SM100",
+        name="nvfp4-backends", field="prefill_attention", since=(0, 5, 23), kv_dtype=("nvfp4",), gpu=("sm100",),
+        attention=("trtllm_mha",), effect=Default("trtllm_mha"), reason="NVFP4 prefill follows the backend asked for",
+        source=f"{_KV_HOOK} handle_nvfp4_prefill_kv_dequant_dtype",
+    ),
+    Rule(
+        name="nvfp4-backends", field="prefill_attention", since=(0, 5, 23), kv_dtype=("nvfp4",),
+        effect=Default("flashinfer"), reason="NVFP4 prefill on flashinfer reads an FP8 workspace",
         source=f"{_KV_HOOK} handle_nvfp4_prefill_kv_dequant_dtype",
     ),
     Rule(
@@ -173,6 +178,11 @@ _BACKEND_CHECKS = (
         source=f"{_OVERRIDES} _cutedsl_prefill_backend_fill",
     ),
     Rule(
+        name="cutedsl-prefill", field="prefill_attention", effect=Default("trtllm_mla"), attention=("cutedsl_mla",),
+        reason="CuteDSL MLA only decodes; prefill runs on trtllm_mla",
+        source=f"{_OVERRIDES} _cutedsl_prefill_backend_fill",
+    ),
+    Rule(
         name="trtllm-mha-gpu", field="attention", effect=Deny(("trtllm_mha",)), not_gpu=("sm90", "sm100", "sm120"),
         reason="trtllm_mha runs on Hopper, SM100 and SM120 only",
         source="arg_groups/attention_hook.py handle_attention_backend_compatibility",
@@ -217,16 +227,6 @@ _BACKEND_CHECKS = (
         source=f"{_OVERRIDES} _intel_xpu_page_constraint",
     ),
     Rule(
-        name="no-buffer-page", field="page_size", effect=Allow((1,)), model=("linear",), not_model=("extra_buffer",),
-        reason="this hybrid model keeps no extra state buffer, which needs page size 1",
-        source="arg_groups/mamba_hook.py validate_mamba_no_buffer",
-    ),
-    Rule(
-        name="state-interval", field="page_size", effect=Multiple(256), model=("extra_buffer",),
-        reason="the page size has to divide the state interval (--mamba-track-interval, 256)",
-        source="arg_groups/mamba_hook.py validate_mamba_extra_buffer",
-    ),
-    Rule(
         name="fp4-gpu", field="kv_dtype", effect=Deny(("nvfp4", "fp4_mx_block16")), not_gpu=("cuda",),
         reason="FP4 KV runs on NVIDIA GPUs only", source=f"{_KV_HOOK} handle_kv4_compatibility",
     ),
@@ -235,8 +235,18 @@ _BACKEND_CHECKS = (
         reason="nvfp4 KV needs Blackwell SM100 or SM120", source=f"{_KV_HOOK} handle_kv4_compatibility",
     ),
     Rule(
-        name="fp4-backends", field="attention", kv_dtype=("nvfp4", "fp4_mx_block16"), gpu=("cuda",), model=("mla",),
+        name="fp4-backends", field="attention", kv_dtype=("fp4_mx_block16",), gpu=("cuda",), model=("mla",),
         effect=Allow(("flashinfer", "trtllm_mla")), reason="FP4 KV of MLA models runs on flashinfer or trtllm_mla",
+        source=f"{_KV_HOOK} handle_kv4_compatibility",
+    ),
+    Rule(
+        name="fp4-backends", field="attention", kv_dtype=("nvfp4",), gpu=("cuda",), model=("mla",), until=(0, 5, 20),
+        effect=Allow(("flashinfer", "trtllm_mla")), reason="FP4 KV of MLA models runs on flashinfer or trtllm_mla",
+        source=f"{_KV_HOOK} handle_kv4_compatibility",
+    ),
+    Rule(
+        name="fp4-backends", field="prefill_attention", kv_dtype=("nvfp4",), gpu=("cuda",), model=("mla",),
+        since=(0, 5, 23), effect=Deny(("trtllm_mha",)), reason="NVFP4 of MLA models does not run on trtllm_mha",
         source=f"{_KV_HOOK} handle_kv4_compatibility",
     ),
     Rule(
@@ -305,6 +315,10 @@ _SCHEDULER = (
         reason="the backend serves models without MLA only", source=_REGISTRY,
     ),
     Rule(
+        name="mha-backend", field="decode_attention", model=("mla",), effect=Deny(("trtllm_mha",)),
+        reason="NVFP4 decodes on trtllm_mha, which serves models without MLA only", source=_REGISTRY,
+    ),
+    Rule(
         name="hip-fp8", field="kv_dtype", effect=Force("fp8_e4m3"), gpu=("hip",), kv_dtype=("fp8_e5m2",),
         reason="ROCm stores either FP8 name in its native e4m3 format", source="mem_cache/kv_cache_dtype.py",
     ),
@@ -342,12 +356,14 @@ _SCHEDULER = (
     ),
 )  # fmt: skip
 
-RULES: tuple[Rule, ...] = (
+# What start-up decides over the arguments, before any process is started.
+ARGUMENT_RULES: tuple[Rule, ...] = (
     *_FLAGS,
     *MODEL_RULES,
     *_NVFP4,
     *_BACKEND_DEFAULTS,
     *_PAGE_BY_BACKEND,
     *_BACKEND_CHECKS,
-    *_SCHEDULER,
 )
+
+RULES: tuple[Rule, ...] = (*ARGUMENT_RULES, *_SCHEDULER)
