@@ -17,6 +17,7 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 
 from kvpolicy.replay.requests import Request
+from kvpolicy.replay.statistics import Histogram
 from kvpolicy.replay.tree import Node, PrefixTree
 
 __all__ = ["TraceRecord", "clairvoyant"]
@@ -31,6 +32,7 @@ class TraceRecord:
         self.page_tokens = page_tokens
         self.input_tokens = array("q")
         self.infinite_hit_tokens = array("q")
+        self.reuse_gaps = Histogram()  # time since the last use, weighted by tokens
         self._tree = PrefixTree(None)
         self._asked: list[Node] = []  # end of what each request could reuse
         self._kept: list[Node] = []  # end of what each request leaves behind
@@ -40,17 +42,20 @@ class TraceRecord:
         tree = self._tree
         root = tree.root((request.info.cache_salt, request.info.lora))
         path, at = tree.descend(root, full, 0, reusable)
+        for node in path:
+            self.reuse_gaps.add(max(0, request.arrival_ms - node.touch_ms), node.pages * self.page_tokens)
+            node.touch_ms = request.arrival_ms
         self.input_tokens.append(request.input_tokens)
         self.infinite_hit_tokens.append(min(at * self.page_tokens, request.input_tokens))
         end = path[-1] if path else root
         if at < reusable:
-            end = tree.extend(end, full[at:reusable], 0, 0)[-1]
+            end = tree.extend(end, full[at:reusable], request.arrival_ms, 0)[-1]
             at = reusable
         self._asked.append(end)
         path, at = tree.descend(end, full, at, len(full))
         end = path[-1] if path else end
         if at < len(full):
-            end = tree.extend(end, full[at:], 0, 0)[-1]
+            end = tree.extend(end, full[at:], request.arrival_ms, 0)[-1]
         self._kept.append(end)
 
     @property

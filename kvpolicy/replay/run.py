@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvpolicy.replay.clairvoyant import TraceRecord, clairvoyant
+from kvpolicy.replay.optimum import optimum
 from kvpolicy.replay.pages import Pager
 from kvpolicy.replay.simulator import Eviction, Simulator
 from kvpolicy.replay.statistics import RunStatistics
@@ -28,7 +29,7 @@ class Settings:
     page_tokens: int | None = None  # None: the trace's own block size
     granularity: str = "node"
     hold_running: bool = False  # keep a request's path locked for the duration that the trace gives
-    bounds: bool = True  # infinite cache and clairvoyant
+    bounds: bool = True  # infinite cache, clairvoyant, and the proven optimum of a small case
 
 
 @dataclass(slots=True)
@@ -68,6 +69,9 @@ class Replay:
     arrival_ms: array[int] = field(default_factory=lambda: array("q"))
     runs: list[Run] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
+    optimum_tokens: dict[int, int] = field(
+        default_factory=dict
+    )  # by capacity: proven most hit tokens, small cases only
     distinct_tokens: int | None = None  # what the infinite cache holds at the end
     notes: list[str] = field(default_factory=list)
     digest: str = ""  # over what was replayed: equal for equal requests in equal order
@@ -130,6 +134,10 @@ def replay(
         resident = simulator.tree.pages * page_tokens
         result.runs.append(Run(eviction.name, capacity, stats, resident, stats.victims > 0))
     result.notes = list(trace.info.notes)
+    if trace.out_of_order:
+        result.notes.append(f"{trace.out_of_order:,} requests arrive before their predecessor: replayed in file order")
+    if trace.bad_rows:
+        result.notes.append(f"{trace.bad_rows:,} bad rows skipped, the first: {trace.first_bad}")
     if trace.info.has_sessions:
         result.notes.insert(0, f"sessions: {trace.interleaving}")
     if record is not None:
@@ -140,4 +148,7 @@ def replay(
             if progress is not None:
                 progress(result.requests, "clairvoyant")
             result.bounds.append(Bound("clairvoyant", capacity, clairvoyant(record, paths, capacity)))
+            most = optimum(record, paths, capacity)
+            if most is not None:
+                result.optimum_tokens[capacity] = most
     return result

@@ -20,9 +20,9 @@ class Row:
     capacity_tokens: int | None
     hit_tokens: int
     hit_rate: float
-    hit_rate_last_half: float  # over the second half of the requests: the cache is warm
+    hit_rate_last_half: float | None  # over the second half of the requests: the cache is warm
     saved_linear: float
-    saved_quadratic: float
+    saved_quadratic: float | None
     saved_flops: float | None
     is_bound: bool = False
     evicted_tokens: int | None = None
@@ -45,6 +45,10 @@ def rows(replay: Replay, model: ModelCost | None = None) -> list[Row]:
         bound = replay.bound("clairvoyant", capacity)
         if bound is not None:
             table.append(bound_row(replay, bound, model))
+        most = replay.optimum_tokens.get(capacity)
+        if most is not None:
+            share = most / (sum(replay.input_tokens) or 1)
+            table.append(Row("optimum", capacity, most, share, None, share, None, None, is_bound=True))
     infinite = replay.bound("infinite")
     if infinite is not None:
         table.append(bound_row(replay, infinite, model))

@@ -30,7 +30,9 @@ def render_table(replay: Replay, model: ModelCost | None = None) -> str:
     head += ["evicted", "lost reuse", "idle p50/p90", "gap p50/p90", "us/victim"]
     body = [_cells(row, model is not None) for row in table]
     best = {
-        capacity: max(row.hit_rate_last_half for row in table if not row.is_bound and row.capacity_tokens == capacity)
+        capacity: max(
+            row.hit_rate_last_half or 0.0 for row in table if not row.is_bound and row.capacity_tokens == capacity
+        )
         for capacity in replay.settings.capacities
         if replay.runs
     }
