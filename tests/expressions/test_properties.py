@@ -1,10 +1,10 @@
-"""Generated expressions and fuzzed texts: total, equal to the reference, and classified truthfully."""
+"""Generated expressions and fuzzed texts: total, equal to the reference, folded without a trace, quickly refused."""
 
 from __future__ import annotations
 
-import copy
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -19,12 +19,12 @@ from kvpolicy.language.expressions import (
     compile_match,
     compile_score,
 )
+from kvpolicy.language.expressions.bounds import bounds
 from kvpolicy.language.expressions.check import check
 from kvpolicy.language.expressions.fields import Field
 from kvpolicy.language.expressions.interpret import in_range, interpret
 
 NUMBERS = [name for name, f in SCORE_FIELDS.items() if f.kind.name == "NUMBER"]
-CLOCKED = [name for name, f in SCORE_FIELDS.items() if f.anchor]
 QUIET = settings(
     deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
 )
@@ -33,7 +33,6 @@ literals = st.one_of(
     st.integers(0, 9).map(str),
     st.sampled_from(["0.5", "0.001", "600", "4096", "1e6", "1e300", "1e-300", "1.7e308", "9007199254740992"]),
 )
-tame_literals = st.one_of(st.integers(1, 9).map(str), st.sampled_from(["0.5", "0.9", "0.01", "60", "600", "4096"]))
 
 
 def expressions(names: list[str], literals: st.SearchStrategy[str], leaves: int) -> st.SearchStrategy[str]:
@@ -45,18 +44,16 @@ def expressions(names: list[str], literals: st.SearchStrategy[str], leaves: int)
     )  # fmt: skip
 
     def grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        compare = st.builds(
-            "{} {} {}".format, inner, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), inner
-        )
+        compare = st.builds("{} {} {}".format, inner, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), inner)
         test = st.one_of(
             texts, compare, st.builds("({} and {})".format, compare, texts), st.builds("not ({})".format, compare),
             st.builds("({} or {})".format, texts, compare), st.builds("0 < {} <= 3 * {}".format, inner, inner),
         )  # fmt: skip
         return st.one_of(
-            st.builds("({} {} {})".format, inner, st.sampled_from("+ - * / // % * - /".split()), inner),
+            st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner),
             st.builds("({} ** {})".format, inner, inner),
             st.builds("(-{})".format, inner),
-            st.builds("{}({})".format, st.sampled_from("abs ceil exp floor log log1p sqrt exp log1p".split()), inner),
+            st.builds("{}({})".format, st.sampled_from(["abs", "ceil", "exp", "floor", "log", "log1p", "sqrt"]), inner),
             st.builds("{}({}, {})".format, st.sampled_from(["min", "max"]), inner, inner),
             st.builds("clamp({}, {}, {})".format, inner, inner, inner),
             st.builds("({} if {} else {})".format, inner, test, inner),
@@ -67,20 +64,11 @@ def expressions(names: list[str], literals: st.SearchStrategy[str], leaves: int)
 
 
 any_expression = expressions(NUMBERS, literals, 12)
-tame_expression = expressions([*NUMBERS, *CLOCKED, *CLOCKED], tame_literals, 7)
-decaying = st.one_of(
-    tame_expression,
-    st.builds("{} * exp(-{} * {})".format, tame_expression, tame_literals, st.sampled_from(CLOCKED)),
-    st.builds("{} * 0.5 ** ({} / 600)".format, tame_expression, st.sampled_from(CLOCKED)),
-    st.builds("{} - {} * {}".format, tame_expression, tame_literals, st.sampled_from(CLOCKED)),
-    st.builds("{} / ({} + {})".format, tame_expression, tame_literals, st.sampled_from(CLOCKED)),
-    st.builds("({} - {}) * exp(-{})".format, st.just("1"), st.sampled_from(["hits", "9"]), st.sampled_from(CLOCKED)),
-)
 
 
 @st.composite
 def units(draw: st.DrawFn, largest: int = 2**53) -> UnitMeta:
-    whole = st.one_of(st.integers(0, 5), st.integers(0, largest))
+    whole = st.one_of(st.integers(0, 9), st.integers(0, min(largest, 900)), st.integers(0, largest))
     text = st.sampled_from([None, "a", "b"])
     birth_seq, birth_ms = draw(whole), draw(whole)
     return UnitMeta(
@@ -139,6 +127,8 @@ def test_generated_code_is_total_and_equals_the_reference(text: str, unit: UnitM
     assert math.isfinite(got)
     node = check(text, SCORE_FIELDS, {})
     assert got == interpret(node, lambda f: in_range(f, field_value(unit, clock, f)))
+    low, high = bounds(node)
+    assert low <= got <= high
 
 
 @QUIET
@@ -168,69 +158,12 @@ def test_folding_a_constant_equals_reading_it_from_a_field(text: str, unit: Unit
     assert score.evaluate(unit, clock) == expected
 
 
-def surely_less(a: float, b: float) -> bool:
-    """By more than the rounding of a few operations on numbers up to 1e7."""
-    return b - a > 1e-6 * max(abs(a), abs(b)) and b - a > 1e-6
-
-
-moments = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3_000_000)), min_size=2, max_size=4)
-
-
-@settings(QUIET, max_examples=400)
-@given(decaying, units(largest=5000), units(largest=5000), moments)
-@example("(1 - 9) * exp(-idle_s)", UnitMeta(1, 1, 0, 0, 0, 0, 0), UnitMeta(1, 1, 0, 0, 0, 900, 1), [(0, 1), (0, 500)])
-@example("hits * 0.5 ** (idle_s / 600)", UnitMeta(1, 1, 0, 0, 0, 0, 0), UnitMeta(1, 1, 0, 0, 0, 1, 1, hits=1), [(0, 0)])
-def test_a_key_is_static_and_sorts_as_the_score_does(
-    text: str, one: UnitMeta, other: UnitMeta, steps: list[tuple[int, int]]
-) -> None:
-    score = compiled(text)
-    assume(score.score_class != "dynamic")
-    clock = PolicyClock(max(one.touch_seq, other.touch_seq), max(one.touch_ms, other.touch_ms))
-    keys = score.key(one, clock), score.key(other, clock)
-    assert all(map(math.isfinite, keys))
-    slack = 1e-9 * (1.0 + abs(keys[0]) + abs(keys[1]))
-    first = score.evaluate(one, clock)
-    for requests, ms in steps:
-        clock = PolicyClock(clock.request_seq + requests, clock.now_ms + ms)
-        assert (score.key(one, clock), score.key(other, clock)) == keys
-        a, b = score.evaluate(one, clock), score.evaluate(other, clock)
-        if surely_less(a, b):
-            assert keys[0] < keys[1] + slack, (a, b, keys)
-        if surely_less(b, a):
-            assert keys[1] < keys[0] + slack, (a, b, keys)
-        if score.score_class == "stable":
-            assert a == first
-
-
-@settings(QUIET, max_examples=300)
-@given(decaying, units(largest=5000), st.integers(0, 50), st.integers(0, 50_000), st.data())
-def test_the_hint_of_a_key_holds_at_a_touch(
-    text: str, unit: UnitMeta, requests: int, ms: int, data: st.DataObject
-) -> None:
-    score = compiled(text)
-    assume(score.change in ("static", "grows"))
-    clock = later(unit, requests, ms)
-    before = score.key(unit, clock)
-    touched = copy.copy(unit)
-    touched.hits += 1
-    touched.touch_seq, touched.touch_ms = clock.request_seq, clock.now_ms
-    touched.reuse_gap_s = data.draw(st.floats(0.0, 5000.0))
-    touched.priority = data.draw(st.one_of(st.none(), st.integers(-5, 5)))
-    touched.cache_salt = touched.session_id = touched.lora = data.draw(st.sampled_from([None, "a", "b"]))
-    after = score.key(touched, clock)
-    if score.change == "static":
-        assert after == before
-    else:
-        assert after >= before - 1e-12 * abs(before)
-
-
 # -- texts --
 
-_WORDS = [
-    *SCORE_FIELDS, *"and or not if else in is None True False ( ) [ ] , . + - * / // % ** < <= > >= == != : := = ; @ { }"
-    .split(), *"lambda for await yield import log exp min clamp 0 1 9 1e999 0x1f 600s 2% f'a' b\"a\" 'a' \"é\" \n \t \x00 \\"
-    .split(" "), "'", '"', "é", "\ud800", "\u202e", "9**9**9", "request", "__class__", "__import__('os')", "#", " ",
-]  # fmt: skip
+_KEYWORDS = "and or not if else in is None True False lambda for await yield import log exp min clamp request __class__"
+_SIGNS = "( ) [ ] , . + - * / // % ** < <= > >= == != : := = ; @ { } # 0 1 9 1e999 0x1f 600s 2% 9**9**9 f'a' b\"a\" 'a'"
+_ODD = ["'", '"', '"é"', "é", "\ud800", "\u202e", "\n", "\t", "\x00", "\\", "__import__('os')", " "]
+_WORDS = [*SCORE_FIELDS, *_KEYWORDS.split(), *_SIGNS.split(), *_ODD]
 fuzz = st.one_of(
     st.text(max_size=80),
     st.lists(st.sampled_from(_WORDS), max_size=60).map(" ".join),
@@ -240,45 +173,55 @@ fuzz = st.one_of(
 )
 
 
+def refusal(compiler: Callable[[str], object], text: str) -> ExpressionError | None:
+    try:
+        compiler(text)
+    except ExpressionError as error:
+        return error
+    return None
+
+
 def refuse_or_compile(text: str) -> None:
     for compiler in (compile_score, compile_match, compile_admit):
         started = time.process_time()
-        try:
-            compiler(text)
-        except ExpressionError as error:
+        error = refusal(compiler, text)
+        assert time.process_time() - started < 0.2, text  # 50 ms is the aim; test machines are shared
+        if error is not None:
             assert error.message
             assert error.help
             assert 0 <= error.offset <= len(text)
             assert error.length >= 1
             assert error.offset + error.length <= max(len(text), error.offset + 1)
-        assert time.process_time() - started < 0.25, text  # 50 ms is the aim; the test machine is shared
 
 
-@settings(QUIET, max_examples=500)
+@settings(QUIET, max_examples=150)
 @given(fuzz)
 def test_any_text_compiles_or_is_one_located_error(text: str) -> None:
     refuse_or_compile(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(" * 4000, "[" * 4000, "(" * 32 + "1" + ")" * 32, "-" * 4000 + "1", "not " * 1000 + "is_output", "hits." * 800,
-        "hits" + " ** hits" * 250, "hits" + " < hits" * 250, "1 if is_output else " * 200 + "1", "abs(" * 31 + "hits" + ")" * 31,
-        "9" * 4000, "0." + "0" * 3000 + "1", "1e" + "9" * 4000, "hits in (" + "1," * 200 + ")", "min(" + "hits," * 200 + "1)",
-        "9**9**9", "9**99**99**99", "((((((((" * 4 + "hits**100" + ")**100" * 32, "+".join(["hits"] * 256), "'" + "a" * 4000 + "'",
-        "(hits < " * 30 + "1" + " < 2)" * 30, "(1 if 0 < " * 20 + "hits" + " < 9 else 2)" * 20, "a" * 10_000, "[" + "(" * 31,
-        "".join("([" for _ in range(16)), "clamp(" * 30 + "hits" + ",1,2)" * 30, "\n" * 4000 + "hits", "hits" + "\n" * 4000,
-        "exp(" * 31 + "hits" + ")" * 31, "max(" * 31 + "hits" + ",1)" * 31, "-" * 46 + "hits", "hits" + "/reuse_gap_s" * 40,
-        "hits//reuse_gap_s" + "%reuse_gap_s" * 40, "(" * 31 + "hits" + "/idle_s) if is_output else 1" + ")" * 30,
-    ],
-)  # fmt: skip
+ADVERSARIAL = [
+    "(" * 4000, "[" * 4000, "(" * 32 + "1" + ")" * 32, "-" * 4000 + "1", "not " * 1000 + "is_output", "hits." * 800,
+    "hits" + " ** hits" * 250, "hits" + " < hits" * 250, "1 if is_output else " * 200 + "1", "a" * 10_000,
+    "abs(" * 31 + "hits" + ")" * 31, "exp(" * 31 + "hits" + ")" * 31, "max(" * 31 + "hits" + ",1)" * 31,
+    "clamp(" * 30 + "hits" + ",1,2)" * 30, "9" * 4000, "0." + "0" * 3000 + "1", "1e" + "9" * 4000, "9**9**9",
+    "hits in (" + "1," * 200 + ")", "min(" + "hits," * 200 + "1)", "9**99**99**99", "'" + "a" * 4000 + "'",
+    "(" * 32 + "hits**100" + ")**100" * 32, "+".join(["hits"] * 256), "+".join(["hits"] * 48), "[" + "(" * 31,
+    "([" * 16,
+    "(hits < " * 30 + "1" + " < 2)" * 30, "(1 if 0 < " * 20 + "hits" + " < 9 else 2)" * 20,
+    "\n" * 4000 + "hits",
+    "hits" + "\n" * 4000, "-" * 46 + "hits", "hits" + "/reuse_gap_s" * 40, "hits//reuse_gap_s" + "%reuse_gap_s" * 40,
+    "(" * 31 + "hits" + "/idle_s) if is_output else 1" + ")" * 30, "hits" + "*hits" * 47, "2" + "**idle_s" * 47,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ADVERSARIAL, ids=range(len(ADVERSARIAL)))
 def test_adversarial_texts_are_quick(text: str) -> None:
     refuse_or_compile(text)
 
 
 @QUIET
-@given(units(), st.sampled_from(['request.lora != "a"', "request.priority not in (1, 2)", "0 <= request.priority <= 3"]))
+@given(units(), st.sampled_from(['request.lora != "a"', "request.priority not in (1, 2)", "0 < request.priority < 3"]))
 def test_match_and_admit_agree_on_requests(unit: UnitMeta, text: str) -> None:
     request = RequestInfo(unit.cache_salt, unit.priority, unit.session_id, unit.lora)
     got = compile_match(text).evaluate(unit, PolicyClock())

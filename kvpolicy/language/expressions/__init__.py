@@ -1,6 +1,6 @@
 """The expression language of scores and rules: a small, typed, total subset of Python's expression syntax.
 
-Text -> ``scan`` (characters) -> ``check`` (Python's ``ast``, white-listed and unit-checked, folded) -> ``classify`` (how a
+Text -> ``scan`` (characters) -> ``check`` (Python's ``ast``, white-listed, unit-checked, folded) -> ``classify`` (how a
 score moves) -> ``codegen`` (one code object). ``numerics`` and ``interpret`` define what everything means.
 """
 

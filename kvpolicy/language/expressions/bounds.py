@@ -26,7 +26,7 @@ class Bounds(NamedTuple):
 
     @property
     def safe(self) -> bool:
-        return -SAFE <= self.low and self.high <= SAFE
+        return self.low >= -SAFE and self.high <= SAFE
 
 
 _ALL = Bounds(-MAX, MAX)

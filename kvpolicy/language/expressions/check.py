@@ -40,6 +40,13 @@ _FOREIGN: Mapping[type[ast.AST], tuple[str, str]] = {
     ast.Tuple: ("a tuple", 'a list stands only at the right of `in`, as in `request.lora in ("a", "b")`'),
     ast.List: ("a list", 'a list stands only at the right of `in`, as in `request.lora in ["a", "b"]`'),
 }
+_INSTEAD_OF = {
+    "pow": "write `a ** b`",
+    "log2": "write `log(x) / 0.693147`",
+    "log10": "write `log(x) / 2.302585`",
+    "int": "write `floor(x)`",
+    "round": "write `floor(x + 0.5)`",
+}
 
 
 def check(
@@ -262,9 +269,7 @@ class _Checker:
         if op in ("div", "floordiv", "mod") and constant_right == 0.0:
             raise self.error(tree.right, f"`{sign}` always divides by zero here", "divide by something else")
         if op == "pow" and constant_right is not None and abs(constant_right) > MAX_EXPONENT:
-            raise self.error(
-                tree.right, "the exponent is too large", f"constant exponents go up to {MAX_EXPONENT:g}"
-            )
+            raise self.error(tree.right, "the exponent is too large", f"constant exponents go up to {MAX_EXPONENT:g}")
         match op:
             case "mul":
                 result = product_type(left.type, right.type)
@@ -373,11 +378,9 @@ class _Checker:
         name = tree.func.id
         function = FUNCTIONS.get(name)
         if function is None:
-            if name == "pow":
-                help = "write `a ** b`"
-            else:
-                close = difflib.get_close_matches(name, FUNCTIONS, 1, 0.6)
-                help = f"did you mean `{close[0]}`?" if close else "the functions are " + ", ".join(FUNCTIONS)
+            close = difflib.get_close_matches(name, FUNCTIONS, 1, 0.6)
+            help = f"did you mean `{close[0]}`?" if close else "the functions are " + ", ".join(FUNCTIONS)
+            help = _INSTEAD_OF.get(name, help)
             raise self.error(tree.func, f"unknown function `{name}`", help)
         if tree.keywords:
             first = tree.keywords[0].value

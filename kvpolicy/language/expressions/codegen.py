@@ -1,8 +1,9 @@
 """Tree to Python source to one code object.
 
-The plain operator is used wherever the bounds prove that it gives what ``numerics`` defines or raises; elsewhere the
-reference function is called. What raises, and any result that is not finite, is evaluated again by the reference. Two things the source must keep: a whole-number field never meets another without becoming a double
-first (numbers of the language are doubles), and an absent priority counts as 0 except in comparisons.
+The plain operator is used wherever the bounds prove that it gives what ``numerics`` defines, or raises; elsewhere the
+reference function is called. What raises, and any result that is not finite, is evaluated again by the reference.
+Two things the source must keep: a whole-number field never meets another without becoming a double first (numbers of
+the language are doubles), and an absent priority counts as 0 except in comparisons.
 """
 
 from __future__ import annotations

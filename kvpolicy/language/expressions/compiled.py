@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the eviction layer stands above this one
 __all__ = ["CompiledAdmit", "CompiledMatch", "CompiledScore", "compile_admit", "compile_match", "compile_score"]
 
 _CLOCKED = {
-    name: "a match is decided at insertion and touches; this would change without one. For time limits use `retain: ttl`"
+    name: "a match is decided at insertion and at touches; this would change without one (for time limits: retain.ttl)"
     for name, field in SCORE_FIELDS.items()
     if field.anchor
 }
@@ -50,9 +50,9 @@ class Compiled:
 class CompiledScore(Compiled):
     """A score: the unit with the smallest is evicted first.
 
-    ``score_class`` says how it moves while a unit is not touched, ``change`` (a ``KeyChange`` value) what its *key* does:
-    ``static`` never changes, ``grows`` is never lowered by a touch, ``shrinks`` may be, ``dynamic`` has no key. A split
-    changes sizes, and with them any key that reads them: a split unit is re-offered whatever ``change`` says.
+    ``score_class`` says how it moves while a unit is not touched, ``change`` (a ``KeyChange`` value) what its *key*
+    does: ``static`` never changes, ``grows`` is never lowered by a touch, ``shrinks`` may be, ``dynamic`` has no key.
+    A split changes sizes, and with them any key that reads them: a split unit is re-offered whatever ``change`` says.
     """
 
     score_class: ScoreClass
