@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -31,6 +32,7 @@ def Engine(policy: str | os.PathLike[str], **kwargs: Any) -> Any:
     if flags.disabled(os.environ):
         launcher.say(f"kvpolicy: {flags.DISABLE_ENV} is set: policy {policy} is ignored, the engine runs stock")
         return sglang.Engine(**kwargs)
+    before = _children()
     try:
         probe.require_supported_engine()
         pending = launcher.PENDING
@@ -46,14 +48,24 @@ def Engine(policy: str | os.PathLike[str], **kwargs: Any) -> Any:
             raise SystemExit("kvpolicy: these server_args were resolved before the policy: pass keywords instead")
         return engine
     except SystemExit as error:
-        _kill_children()
+        _kill(_children() - before)
         raise StartError(str(error)) from error
     finally:
         launcher.PENDING.active = launcher.PENDING.explicit = None
         carry.withdraw()
 
 
-def _kill_children() -> None:
-    from sglang.srt.utils import kill_process_tree
+def _children() -> set[Any]:
+    import psutil
 
-    kill_process_tree(os.getpid(), include_parent=False)
+    return set(psutil.Process().children(recursive=True))
+
+
+def _kill(processes: set[Any]) -> None:
+    """End what the failed start left behind, and nothing that the program had started before."""
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(list(processes), timeout=60)

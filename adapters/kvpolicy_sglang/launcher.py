@@ -111,17 +111,18 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
 
 
 def load_active(source: str) -> ActivePolicy:
-    """Load and compile a policy file or shipped policy. Its findings go to stderr; SystemExit on an error in it."""
+    """Load and compile a policy file or shipped policy. Its warnings go to stderr; SystemExit with its errors."""
     from kvpolicy.compiler import compile_policy
-    from kvpolicy.language import has_errors, load_policy
+    from kvpolicy.language import load_policy
 
     result = load_policy(source, engine="sglang")
+    errors = [str(found) for found in result.diagnostics if found.severity == "error"]
     for found in result.diagnostics:
-        if found.severity != "info":
+        if found.severity == "warning":
             say(str(found))
-    if result.policy is None or has_errors(result.diagnostics):
-        say(f"kvpolicy: {source}: not started: the policy has errors (kvpolicy check {source})")
-        raise SystemExit(1)
+    if errors or result.policy is None:
+        summary = f"kvpolicy: {source}: not started: the policy has errors (see kvpolicy check {source})"
+        raise SystemExit("\n".join([*errors, summary]))
     compiled = compile_policy(result, "sglang")
     return ActivePolicy(
         policy=result.policy,

@@ -37,7 +37,7 @@ def test_a_flag_of_the_config_file_against_the_policy(sglang_env: SglangEnv, tin
     assert_said(done, "but --kv-cache-dtype auto was given")
 
 
-@pytest.mark.parametrize("version", SGLANG_VERSIONS)
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.20"])
 def test_an_override_of_the_engine(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path, version: str) -> None:
     """Without AMX the engine replaces intel_amx by torch_native."""
     policy = write_policy(tmp_path, ("torch_native", "intel_amx"))
@@ -79,14 +79,13 @@ def test_an_unsupported_engine(sglang_env: SglangEnv, tiny_model: Path, tmp_path
     assert_said(done, "SGLang 0.5.24 is not supported: its policies are tested on 0.5.16 to 0.5.23")
 
 
-@pytest.mark.parametrize("fault", ["kvpolicy", "pydantic"])
-def test_an_import_failure_in_the_launcher(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path, fault: str) -> None:
+def test_an_import_failure_in_the_launcher(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     """SGLang swallows plugin exceptions; a launcher asked for a policy must end all the same."""
-    code = f"import sys\nsys.modules['{fault}.language' if '{fault}' == 'kvpolicy' else '{fault}'] = None\n"
+    code = "import sys\nsys.modules['kvpolicy.language'] = None\n"
     engine = injecting(sglang_env(DEMO), tmp_path / "fault", code)
     done = launch(engine, tiny_model, "--kv-policy", str(write_policy(tmp_path)))
-    assert done.returncode != 0
-    assert_said(done, "kvpolicy")
+    assert done.returncode == 1
+    assert_said(done, "kvpolicy: cannot start with a policy: ModuleNotFoundError: import of kvpolicy.language halted")
 
 
 def test_a_hook_that_does_not_take(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
