@@ -1,7 +1,8 @@
 """Around the engine's caching of requests: whose nodes are being made, and `admit: never`.
 
-A request that is not admitted leaves nothing behind. It may use what is cached already (and keeps its lock on it), but its
-own tokens stay in its request row, exactly as they do with the prefix cache off, and go back to the allocator when it ends.
+A request that is not admitted leaves nothing behind. It may use what is cached already (and keeps its lock on it), but
+its own tokens stay in its request row, exactly as they do with the prefix cache off, and go back to the allocator when
+it ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Between the engine and the eviction index: no policy fault passes, and no evictable leaf is lost.
 
-The engine calls these methods from inside its scheduler. Policy code (a score, a rule, an algorithm) may raise in any of
-them; the guard counts the fault, leaves the engine's own bookkeeping as it was, and lets the caller serve that one call in
-the engine's order. A fault depends on the same inputs on every tensor-parallel rank, so all ranks fall back alike.
+The engine calls these methods from inside its scheduler. Policy code (a score, a rule, an algorithm) may raise in any
+of them; the guard counts the fault, leaves the engine's own bookkeeping as it was, and lets the caller serve that one
+call in the engine's order. A fault depends on the same inputs on every tensor-parallel rank, so all ranks fall back
+alike.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class EvictionGuard:
 
     @property
     def observes_touches(self) -> bool:
-        """Whether the engine's own changes of a leaf's key must be told: keys that can fall are lost in a heap otherwise."""
+        """Whether the engine's own changes of a leaf's key must be told: keys that can fall are lost in a heap
+        otherwise."""
         return self.index.change is KeyChange.SHRINKS
 
     # -- membership --
@@ -129,7 +131,9 @@ class EvictionGuard:
         if survived > self._survived:  # faults that the index itself answered in the engine's order
             self.active.fallbacks["policy"] += survived - self._survived
             if not self._survived:
-                logger.warning("kvpolicy: the policy failed: %s (further ones are counted only)", self.index.counters.last_fault)
+                logger.warning(
+                    "kvpolicy: the policy failed: %s (further ones are counted only)", self.index.counters.last_fault
+                )
             self._survived = survived
 
     # -- metadata; only for policies that need it --
@@ -146,7 +150,9 @@ class EvictionGuard:
             self.fault("admit", "the policy failed to decide an admission")
             return True
 
-    def insert(self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool) -> bool:
+    def insert(
+        self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool
+    ) -> bool:
         try:
             self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output=is_output)
         except Exception:
@@ -217,7 +223,8 @@ def _depth_tokens(node: Any) -> int:
 class LeafFeed(set[Any]):
     """The engine's own set of evictable leaves, telling the index of every change.
 
-    It stays a true `set` with the engine's content, so that the engine's sanity checks and its own eviction order keep working.
+    It stays a true `set` with the engine's content, so that the engine's sanity checks and its own eviction order keep
+    working.
     """
 
     def __init__(self, guard: EvictionGuard, leaves: Iterable[Any] = ()) -> None:

@@ -1,8 +1,8 @@
 """Install the policy's eviction into the prefix cache this scheduler is about to build.
 
-One hook on SGLang's own cache construction: it runs as ever, and the policy attaches to the object it returns. Which cache
-that is, and whether the policy can steer it, is found by looking (never at a version string). Where it cannot, the engine's
-own order stays and that is a conflict, decided by the policy's `on_conflict`.
+One hook on SGLang's own cache construction: it runs as ever, and the policy attaches to the object it returns. Which
+cache that is, and whether the policy can steer it, is found by looking (never at a version string). Where it cannot,
+the engine's own order stays and that is a conflict, decided by the policy's `on_conflict`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONSTRUCTION = "sglang.srt.mem_cache.registry.create_tree_cache"
 
 
 def install(active: ActivePolicy, hooks: Any) -> None:
-    """Register the cache-side hooks of `active`, in a scheduler process. `hooks` is SGLang's `HookRegistry` or like it."""
+    """Register the cache-side hooks of `active` in a scheduler; `hooks` is SGLang's `HookRegistry` or like it."""
     from sglang.srt.plugins.hook_registry import HookType
 
     guards: list[EvictionGuard] = []
@@ -41,7 +41,7 @@ def install(active: ActivePolicy, hooks: Any) -> None:
 
 
 def needs_of(active: ActivePolicy) -> Needs:
-    """What the policy asks of the prefix cache; with `core: engine`, or no word on eviction, the engine's order is it."""
+    """What the policy asks of the cache: nothing with `core: engine`, or where it says nothing of eviction."""
     eviction = active.policy.eviction
     if eviction is None or eviction.core == "engine" or active.eviction_yielded_to:
         return Needs(index=False)
@@ -108,7 +108,9 @@ def _conflict(active: ActivePolicy, verdict: Verdict) -> None:
             f"kvpolicy: {active.source}: the policy cannot be honoured:\n  conflict: {message}\n"
             "  help: drop the flag or the eviction section, or set `cache: {on_conflict: warn}` to let the engine win"
         )
-    active.conflicts.append(Conflict("eviction", "policy", "engine order", verdict.winner, active.origin("eviction"), message))
+    active.conflicts.append(
+        Conflict("eviction", "policy", "engine order", verdict.winner, active.origin("eviction"), message)
+    )
     logger.warning("kvpolicy: conflict: %s", message)
 
 

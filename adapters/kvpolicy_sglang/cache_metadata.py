@@ -1,8 +1,8 @@
 """Stamp tree nodes with what policies see: who made them, who hit them, how deep they are.
 
-Only for policies that need it. The engine's methods run unchanged; per-instance wrappers tell the index about new nodes,
-splits, deletions and hits. While a request is being cached it is the *current* one, so that the nodes made meanwhile are its
-nodes. A request's hit is the path it was admitted on (its lock at the first call), counted once.
+Only for policies that need it. The engine's methods run unchanged; per-instance wrappers tell the index about new
+nodes, splits, deletions and hits. While a request is being cached it is the *current* one, so that the nodes made
+meanwhile are its nodes. A request's hit is the path it was admitted on (its lock at the first call), counted once.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def _protected_tokens(req: Any) -> int:
     return int(getattr(kv if hasattr(kv, "cache_protected_len") else req, "cache_protected_len", 0) or 0)
 
 
-def attach_unified(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str], *, set_priority: bool) -> Metadata:
+def attach_unified(
+    cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str], *, set_priority: bool
+) -> Metadata:
     """Stamp the nodes of a UnifiedRadixCache on the Python tree core. Its handles are node numbers."""
     core = cache.tree_core
     arena = lambda: core._node_arena  # noqa: E731 -- replaced at reset

@@ -1,8 +1,9 @@
 """Our eviction order in SGLang's RadixCache (0.5.16 to 0.5.18).
 
-One method body is replaced, on the one instance the scheduler holds: `evict`, which in stock sorts every leaf on each call
-and returns slots to the allocator leaf by leaf. Here victims come from the index and one call returns all their slots at
-once: each return copies the allocator's whole free list, and on a paged allocator may synchronise with the GPU.
+One method body is replaced, on the one instance the scheduler holds: `evict`, which in stock sorts every leaf on each
+call and returns slots to the allocator leaf by leaf. Here victims come from the index and one call returns all their
+slots at once: each return copies the allocator's whole free list, and on a paged allocator may synchronise with the
+GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def attach(cache: Any, guard: EvictionGuard) -> None:
     stock_evict = cache.evict
     allocator = cache.token_to_kv_pool_allocator
     # Tree values are whole pages in row order, so their concatenation is too: no deduplication, no device sync.
-    free_pages = functools.partial(allocator.free_segment, start_pos=0) if hasattr(allocator, "free_segment") else allocator.free
+    free_pages = (
+        functools.partial(allocator.free_segment, start_pos=0) if hasattr(allocator, "free_segment") else allocator.free
+    )
 
     def is_victim(node: Any) -> bool:
         return node in leaves and node.lock_ref == 0 and node.value is not None and not node.children

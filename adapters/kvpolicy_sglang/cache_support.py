@@ -1,7 +1,8 @@
 """Which of SGLang's features the policy's eviction works with, as one table.
 
-:func:`supported` looks a started configuration up in :data:`FEATURES`; the launcher may ask with the arguments alone, the
-scheduler asks again with what it is about to build. `docs/sglang.md` prints the same table, and a test compares the two.
+:func:`supported` looks a started configuration up in :data:`FEATURES`; the launcher may ask with the arguments alone,
+the scheduler asks again with what it is about to build. `docs/sglang.md` prints the same table, and a test compares the
+two.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`supported`: our index decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not start."""
+    """`supported`: our index decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not
+    start."""
 
     kind: Kind
     winner: str = ""  # the flag or fact that decides
@@ -46,7 +48,7 @@ class Feature:
 
 
 class _Start:
-    """A configuration about to start: arguments after resolution and, in a scheduler, the cache's construction context."""
+    """A configuration about to start: arguments after resolution and, in a scheduler, what the cache is built from."""
 
     def __init__(self, server_args: Any, ctx: Any, needs: Needs) -> None:
         self.server_args, self.ctx, self.needs = server_args, ctx, needs
@@ -224,7 +226,7 @@ FEATURES: tuple[Feature, ...] = (
 )
 
 
-def supported(server_args: Any, ctx: Any = None, needs: Needs = Needs()) -> Verdict:  # noqa: B008 -- frozen
+def supported(server_args: Any, ctx: Any = None, needs: Needs = Needs()) -> Verdict:
     """Whether the policy's eviction can work in this configuration, and if not what decides.
 
     `ctx` is SGLang's `TreeCacheBuildContext` in a scheduler, None in a launcher.
@@ -235,6 +237,8 @@ def supported(server_args: Any, ctx: Any = None, needs: Needs = Needs()) -> Verd
     for feature in FEATURES:
         if feature.kind != "supported" and feature.used(start):
             outcome = "the server does not start" if feature.kind == "refused" else "the engine's own order stays"
-            message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}; {outcome}"
+            message = (
+                f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}; {outcome}"
+            )
             return Verdict(feature.kind, feature.flag, message)
     return Verdict("supported")

@@ -1,9 +1,10 @@
 """Policy time and request order in SGLang: equal on every rank, moved by arriving requests alone.
 
-SGLang sends no arrival time that all ranks share (each receiver rebases its clock), so the tokenizer process stamps each
-request with integer milliseconds of its monotonic clock. The stamp travels in `sampling_params.custom_params`, a free dict
-that is serialised and broadcast unchanged in every supported version, and is taken out again before the engine makes a
-request of it. The scheduler counts the request and moves the policy clock when it handles it, in the order all ranks share.
+SGLang sends no arrival time that all ranks share (each receiver rebases its clock), so the tokenizer process stamps
+each request with integer milliseconds of its monotonic clock. The stamp travels in `sampling_params.custom_params`, a
+free dict that is serialised and broadcast unchanged in every supported version, and is taken out again before the
+engine makes a request of it. The scheduler counts the request and moves the policy clock when it handles it, in the
+order all ranks share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tell the index when the engine itself changes what an evictable leaf's key is made of.
 
-Only orders whose keys can fall need this (mru: a match makes a leaf go sooner; tlru: a split may). For all others a key that
-grew is found when its turn comes, and nothing is hooked.
+Only orders whose keys can fall need this (mru: a match makes a leaf go sooner; tlru: a split may). For all others a key
+that grew is found when its turn comes, and nothing is hooked.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def attach_unified(cache: Any, touched: Callable[[Any], None]) -> None:
 
 
 def attach_radix(cache: Any, touched: Callable[[Any], None]) -> None:
-    """Watch a RadixCache: an evictable leaf that a walk touches is the node it ends on, or the lower half of its split."""
+    """Watch a RadixCache: a walk can only touch the leaf it ends on, or the lower half of its split."""
 
     def leaf(node: Any) -> None:
         if node in cache.evictable_leaves:

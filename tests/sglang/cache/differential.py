@@ -1,8 +1,8 @@
 """Same operations, same victims: stock's cache beside ours, in the SGLang found on PYTHONPATH.
 
-Run by `test_differential.py` in one subprocess a version. Both caches see one stream of matches, inserts, priorities, locks,
-evictions and resets; after every eviction the evicted keys must be equal, in order. The engine's own classes run on the
-CPU; nothing is mocked.
+Run by `test_differential.py` in one subprocess a version. Both caches see one stream of matches, inserts, priorities,
+locks, evictions and resets; after every eviction the evicted keys must be equal, in order. The engine's own classes run
+on the CPU; nothing is mocked.
 
     python differential.py --policy lru --page 1 --steps 4000 --seed 1 [--capacity 600] [--flood LEAVES]
 """
@@ -20,6 +20,7 @@ import torch
 from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.utils import _EVICTION_POLICY_FACTORIES
 
 
 def make_params(policy: str, page: int, capacity: int) -> CacheInitParams:
@@ -27,7 +28,9 @@ def make_params(policy: str, page: int, capacity: int) -> CacheInitParams:
 
     cpu = "cpu"
     if page == 1:
-        allocator = TokenToKVPoolAllocator(size=capacity, dtype=torch.float16, device=cpu, kvcache=None, need_sort=False)
+        allocator = TokenToKVPoolAllocator(
+            size=capacity, dtype=torch.float16, device=cpu, kvcache=None, need_sort=False
+        )
     else:
         allocator = PagedTokenToKVPoolAllocator(
             size=capacity, page_size=page, dtype=torch.float16, device=cpu, kvcache=None, need_sort=False
@@ -37,16 +40,20 @@ def make_params(policy: str, page: int, capacity: int) -> CacheInitParams:
         req_to_token_pool=None,
         token_to_kv_pool_allocator=allocator,
         page_size=page,
-        eviction_policy=policy,
+        eviction_policy=policy if policy in _EVICTION_POLICY_FACTORIES else "lru",
     )
 
 
 class Side:
     """One cache with its own allocator and victim log; `attach` puts our index into it."""
 
-    def __init__(self, kind: str, policy: str, page: int, capacity: int, ours: bool) -> None:
+    def __init__(
+        self, kind: str, policy: str, page: int, capacity: int, ours: bool, core: str = "python", by_slots: bool = False
+    ) -> None:
         self.kind = kind
         self.page = page
+        self.core = core
+        self.by_slots = by_slots
         self.params = make_params(policy, page, capacity)
         self.allocator = self.params.token_to_kv_pool_allocator
         self.victims: list[tuple[int, ...]] = []
@@ -70,11 +77,20 @@ class Side:
 
         params.tree_components = (ComponentType.FULL,)
         if hasattr(params, "tree_core_backend") and params.tree_core_backend is None:
-            params.tree_core_backend = "python"
+            params.tree_core_backend = self.core
         return UnifiedRadixCache(params)
 
     def _watch(self) -> None:
-        """Log each deleted node by the tokens of its whole path."""
+        """Log each deleted node by its path's tokens; beside a Rust core, each freed segment by its slots."""
+        if self.core == "rust" or self.by_slots:
+            free_segment = self.allocator.free_segment
+
+            def watched_free(indices: Any, *, start_pos: int) -> None:
+                self.victims.append(tuple(indices.tolist()))
+                free_segment(indices, start_pos=start_pos)
+
+            self.allocator.free_segment = watched_free
+            return
         target = self.cache if self.kind == "RadixCache" else self.cache.tree_core
         name = "_delete_leaf" if self.kind == "RadixCache" else "_remove_leaf_from_parent"
         delete = getattr(target, name)
@@ -148,9 +164,15 @@ class Side:
         return size if isinstance(size, int) else size[0]
 
 
-def run(kind: str, policy: str, page: int, steps: int, seed: int, capacity: int, flood: int) -> dict[str, Any]:
+def run(
+    kind: str, policy: str, page: int, steps: int, seed: int, capacity: int, flood: int, core: str, ours: str = ""
+) -> dict[str, Any]:
     rng = random.Random(seed)
-    sides = [Side(kind, policy, page, capacity, ours) for ours in (False, True)]
+    rust = core == "rust"
+    stock_side = Side(kind, policy, page, capacity, False, core)
+    if rust and type(stock_side.cache.tree_core).__name__ != "RustUnifiedTreeCore":
+        raise SystemExit("the engine did not choose its Rust core here")
+    sides = [stock_side, Side(kind, ours or policy, page, capacity, True, by_slots=rust)]
     stems = [[rng.randrange(1, 50) for _ in range(page * rng.randrange(1, 6))] for _ in range(12)]
     locks: list[list[Any]] = []
     evictions = 0
@@ -166,9 +188,11 @@ def run(kind: str, policy: str, page: int, steps: int, seed: int, capacity: int,
     def agree(step: int, what: str, results: list[Any]) -> None:
         ours, stock = sides[1].victims, sides[0].victims
         if ours != stock or results[0] != results[1]:
-            at = next((i for i, (a, b) in enumerate(zip(stock, ours, strict=False)) if a != b), min(len(stock), len(ours)))
+            at = next(
+                (i for i, (a, b) in enumerate(zip(stock, ours, strict=False)) if a != b), min(len(stock), len(ours))
+            )
             raise SystemExit(
-                f"step {step} {what}: stock {results[0]} ours {results[1]}; victim {at} of {len(stock)}/{len(ours)} differs: "
+                f"step {step} {what}: stock {results[0]} ours {results[1]}; victim {at} of {len(stock)}/{len(ours)}: "
                 f"stock {stock[at : at + 1]} ours {ours[at : at + 1]}"
             )
 
@@ -235,12 +259,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--capacity", type=int, default=0)
     parser.add_argument("--flood", type=int, default=0)
+    parser.add_argument("--ours", default="", help="another policy on our side: the results must then differ")
+    parser.add_argument("--stock-core", choices=["python", "rust"], default="python")
     args = parser.parse_args()
     kind = args.kind or default_kind()
     for policy in args.policy:
         for page in args.page:
             capacity = args.capacity or page * (120 + args.flood)
-            print(json.dumps(run(kind, policy, page, args.steps, args.seed, capacity, args.flood)), flush=True)
+            result = run(kind, policy, page, args.steps, args.seed, capacity, args.flood, args.stock_core, args.ours)
+            print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Build one of SGLang's caches with kvpolicy attached, outside a server: what `install` does in a scheduler, called directly."""
+"""Build one of SGLang's caches with kvpolicy attached, outside a server: what `install` does in a scheduler, called
+directly."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ def activate(eviction: dict[str, Any], on_conflict: str = "error") -> ActivePoli
     }
     policy = policy_from_flat(flat, engine="sglang")
     return ActivePolicy(
-        policy=policy, flat=flat, digest="", role="scheduler", source="test.yaml", compiled=compile_policy(policy, "sglang")
+        policy=policy,
+        flat=flat,
+        digest="",
+        role="scheduler",
+        source="test.yaml",
+        compiled=compile_policy(policy, "sglang"),
     )
 
 

@@ -1,7 +1,8 @@
 """Compare the cache a scheduler would hold with stock's, method by method, in the SGLang found on PYTHONPATH.
 
 Run by `test_interface.py` in a subprocess a version; prints one JSON object. Every method of ours must have stock's
-signature, the object must be of stock's class, and each call that can be made without a model must return stock's types.
+signature, the object must be of stock's class, and each call that can be made without a model must return stock's
+types.
 """
 
 from __future__ import annotations
@@ -57,24 +58,21 @@ def _shape(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(f'{name}: {type(getattr(value, name)).__name__}' for name in fields)})"
 
 
-def main() -> None:
-    policy = sys.argv[1]
-    kind = default_kind()
-    stock, ours = (Side(kind, policy, 16, 16 * 64, ours=ours) for ours in (False, True))
-    print(
-        json.dumps(
-            {
-                "same class": type(stock.cache) is type(ours.cache),
-                "stock": public(stock.cache),
-                "ours": public(ours.cache),
-                "stock results": results(stock),
-                "our results": results(ours),
-                "core": ours.active.core,
-                "fallbacks": dict(ours.active.fallbacks),
-            }
-        )
-    )
+def compare(policy: str) -> dict[str, Any]:
+    stock = Side(default_kind(), "lru", 16, 16 * 64, ours=False)
+    ours = Side(default_kind(), policy, 16, 16 * 64, ours=True)
+    return {
+        "policy": policy,
+        "same class": type(stock.cache) is type(ours.cache),
+        "stock": public(stock.cache),
+        "ours": public(ours.cache),
+        "stock results": results(stock),
+        "our results": results(ours),
+        "core": ours.active.core,
+        "fallbacks": dict(ours.active.fallbacks),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[1:]:
+        print(json.dumps(compare(name)))

@@ -98,16 +98,24 @@ def test_the_launcher_asks_before_anything_is_built() -> None:
 
 
 def test_a_policy_without_time_may_have_many_tokenizers() -> None:
-    assert supported(SimpleNamespace(**{**PLAIN, "tokenizer_worker_num": 4}), None, Needs(time=False)).kind == "supported"
+    assert (
+        supported(SimpleNamespace(**{**PLAIN, "tokenizer_worker_num": 4}), None, Needs(time=False)).kind == "supported"
+    )
 
 
 def test_a_policy_that_leaves_eviction_alone_conflicts_with_nothing() -> None:
-    assert supported(SimpleNamespace(**{**PLAIN, "disable_radix_cache": True}), None, Needs(index=False)).kind == "supported"
+    assert (
+        supported(SimpleNamespace(**{**PLAIN, "disable_radix_cache": True}), None, Needs(index=False)).kind
+        == "supported"
+    )
 
 
 def table() -> str:
     rows = ["| feature | flag | outcome | why |", "| --- | --- | --- | --- |"]
-    rows += [f"| {f.name} | {'`' + f.flag + '`' if f.flag.startswith('-') else f.flag} | {f.kind} | {f.reason} |" for f in FEATURES]
+    rows += [
+        f"| {f.name} | {'`' + f.flag + '`' if f.flag.startswith('-') else f.flag} | {f.kind} | {f.reason} |"
+        for f in FEATURES
+    ]
     return "\n".join(rows)
 
 

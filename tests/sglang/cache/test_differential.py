@@ -1,0 +1,56 @@
+"""A built-in policy evicts what stock evicts, in stock's order, in every supported generation of the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Run = Callable[..., list[dict[str, Any]]]
+
+BUILT_INS = ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")
+pytestmark = pytest.mark.engine
+
+
+def policies(version: str) -> list[str]:
+    names = [*BUILT_INS, "tlru"] if version == "0.5.23" else BUILT_INS
+    return [word for name in names for word in ("--policy", name)]
+
+
+def check(results: list[dict[str, Any]], runs: int, at_least: int) -> None:
+    assert len(results) == runs
+    for result in results:
+        assert result["fallbacks"] == {}, result
+        assert result["core"] == "kvpolicy", result
+        assert result["victims"] >= at_least, result
+        assert result["evict_calls"] >= result["evictions"] > 0, result
+
+
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
+def test_same_victims_in_the_same_order(in_engine: Run, version: str) -> None:
+    words = policies(version)
+    results = in_engine(version, "differential.py", *words, "--page", "1", "--page", "16", "--steps", "3000")
+    check(results, len(words) // 2 * 2, at_least=500)
+
+
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
+def test_same_victims_at_more_than_ten_thousand_leaves(in_engine: Run, version: str) -> None:
+    """Order in a small set says little of a heap: here thousands of leaves are touched between evictions."""
+    args = ["--policy", "lru", "--policy", "mru", "--policy", "priority", "--page", "1"]
+    results = in_engine(version, "differential.py", *args, "--flood", "11000", "--steps", "400")
+    check(results, 3, at_least=50)
+
+
+def test_same_victims_as_the_rust_core(in_engine: Run) -> None:
+    """0.5.23's default core, which ours takes the place of under `core: auto`: equal slots freed in equal order."""
+    words = policies("0.5.23")
+    pages = ["--page", "1", "--page", "16"]
+    results = in_engine("0.5.23", "differential.py", *words, *pages, "--steps", "3000", "--stock-core", "rust")
+    check(results, len(words) // 2 * 2, at_least=500)
+
+
+def test_the_driver_sees_a_difference(in_engine: Run) -> None:
+    """Stock lru beside our lfu must be told apart, or equal results above would mean nothing."""
+    with pytest.raises(AssertionError, match="step .*: stock .* ours"):
+        in_engine("0.5.20", "differential.py", "--policy", "lru", "--ours", "lfu", "--page", "1", "--steps", "3000")
