@@ -22,7 +22,7 @@ from kvpolicy.language.models import Policy
 from kvpolicy.language.sites import expressions
 from kvpolicy.language.source import Problem, Source, decode
 from kvpolicy.language.tree import Mapping, parse, to_plain
-from kvpolicy.language.validate import document, find, validate
+from kvpolicy.language.validate import MAX_FINDINGS, document, find, validate
 
 __all__ = ["ENGINES", "LoadResult", "digest_of", "load_policy", "load_text", "policy_from_flat"]
 
@@ -131,10 +131,10 @@ def _load(source: Source, path: Path | None, engine: str | None) -> LoadResult:
     # The file as one engine reads it; without one, as each would: an error in an override is an error of the file.
     for each in [engine] if engine else ENGINES:
         resolved = for_engine(tree, each)
-        specific, more = validate(resolved, name)
-        found += [*more, *_beyond_types(resolved)]
-        if engine:
-            policy = specific
+        if resolved.entries != {name: entry for name, entry in tree.entries.items() if name != "engines"} or engine:
+            specific, more = validate(resolved, name)
+            found += [*more, *_beyond_types(resolved)]
+            policy = specific if engine else policy
         if engine or each in ADAPTED_ENGINES:
             found += conflicts(resolved, each, is_target=engine is not None)
     result.tree = for_engine(tree, engine) if engine else tree
@@ -163,7 +163,13 @@ def _ordered(found: list[Diagnostic], files: list[str]) -> list[Diagnostic]:
     for d in found:
         unique.setdefault((d.file, d.line, d.col, d.code, d.message), d)
     rank = {name: index for index, name in enumerate(files)}
-    return sorted(unique.values(), key=lambda d: (rank.get(d.file, 99), d.line, d.col, d.code))
+    ordered = sorted(unique.values(), key=lambda d: (rank.get(d.file, 99), d.line, d.col, d.code))
+    if len(ordered) > MAX_FINDINGS:
+        first = ordered[MAX_FINDINGS]
+        message = f"more than {MAX_FINDINGS} findings; those from here on are not listed"
+        more = Diagnostic(first.file, first.line, first.col, "KVP211", "error", message, "is this the right file?")
+        ordered = [*ordered[:MAX_FINDINGS], more]
+    return ordered
 
 
 def _parts(path: str) -> tuple[str | int, ...]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
+
+from pydantic_core import PydanticCustomError
 
 from kvpolicy.language.diagnostics import Diagnostic, Severity
 from kvpolicy.language.eviction_words import parameters, policy_word
 from kvpolicy.language.fields import parse_layer_range
+from kvpolicy.language.models import MAX_RULES
 from kvpolicy.language.tree import Entry, Mapping, Node, Scalar, Sequence
 from kvpolicy.language.units import UnitError, parse_share
 from kvpolicy.language.vocabulary import DTYPE_ALIASES, EVICTION_POLICIES
 
-__all__ = ["meaning", "section"]
+__all__ = ["meaning", "rules_of", "section"]
 
 _ACTIONS = ("retain", "admit", "priority")
 _DEFAULT_MAX_FLOORS = 8
@@ -52,6 +56,13 @@ def section(tree: Mapping | None, name: str) -> Mapping | None:
     return child if isinstance(child, Mapping) else None
 
 
+def rules_of(eviction: Mapping) -> list[Mapping]:
+    """The rules that are looked at: those beyond the limit are one error of the schema layer."""
+    rules = eviction.child("rules")
+    items = rules.items[:MAX_RULES] if isinstance(rules, Sequence) else []
+    return [rule for rule in items if isinstance(rule, Mapping)]
+
+
 def _preference(choice: Mapping | None, preferring: str) -> Iterator[Diagnostic]:
     if choice is None:
         return
@@ -71,34 +82,32 @@ def _preference(choice: Mapping | None, preferring: str) -> Iterator[Diagnostic]
     ):
         if word == "auto":
             return
-        listed = ", ".join(map(str, [word, *words]))
+        listed = ", ".join(map(str, [word, *words[:8]]))
         yield _at(preferred.value, "KVP311", "error", f"{word} is preferred but not in `accept`", f"accept: [{listed}]")
 
 
 def _layers(layers: Mapping | None) -> Iterator[Diagnostic]:
     """Ranges that overlap. Those counted from different ends meet only in a model of known depth: not compared here."""
-    seen: list[tuple[int, float, Any, str]] = []
+    spans: dict[bool, list[tuple[float, float, str, Entry]]] = {False: [], True: []}  # by "counted from the end"
     for name, entry in layers.entries.items() if layers else ():
         try:
-            spans = parse_layer_range(name)
-        except Exception:
+            ranges = parse_layer_range(name)
+        except PydanticCustomError:  # the schema layer says so
             continue
-        dtype = _canonical(entry.value)
-        for start, stop in spans:
-            if start is None:
-                start = 0
-            from_end = start < 0
-            end = float("inf") if stop is None else stop
-            if from_end and stop is None:
-                end = 0
-            if (end < 0) != from_end and end != 0:
-                continue
-            for other_start, other_end, other_dtype, other_name in seen:
-                if (other_start < 0) == from_end and start < other_end and other_start < end and other_dtype != dtype:
-                    message = f"the layers '{name}' overlap '{other_name}', which has {other_dtype}"
+        for start, stop in ranges:
+            first: float = start or 0
+            last: float = stop if stop is not None else (0 if first < 0 else inf)
+            if first < last and (first < 0) == (last <= 0):
+                spans[first < 0].append((first, last, str(_canonical(entry.value)), entry))
+    for side in spans.values():
+        reach: dict[str, tuple[float, str]] = {}  # dtype -> (furthest layer so far, the range that reaches it)
+        for first, last, dtype, entry in sorted(side, key=lambda span: span[:2]):
+            for other, (end, name) in reach.items():
+                if other != dtype and first < end:
+                    message = f"the layers '{entry.key.text}' overlap '{name}', which has {other}"
                     yield _at(entry.key, "KVP319", "error", message, "give each layer one dtype")
                     return
-            seen.append((start, end, dtype, name))
+            reach[dtype] = max(reach.get(dtype, (0 - inf, "")), (last, entry.key.text))
 
 
 def _order(eviction: Mapping) -> Iterator[Diagnostic]:
@@ -143,12 +152,9 @@ def _engine_core(eviction: Mapping, policy: Entry | None) -> Iterator[Diagnostic
 
 
 def _rules(eviction: Mapping) -> Iterator[Diagnostic]:
-    rules = eviction.child("rules")
     names: dict[str, int] = {}
     catch_all: str | None = None
-    for rule in rules.items if isinstance(rules, Sequence) else ():
-        if not isinstance(rule, Mapping):
-            continue
+    for rule in rules_of(eviction):
         name = rule.child("name")
         label = str(_word(name)) if name and _word(name) is not None else "?"
         if isinstance(name, Scalar) and label != "?":
@@ -218,11 +224,10 @@ def _promises(eviction: Mapping) -> Iterator[Diagnostic]:
             if node and (share := _share(node)):
                 parts.append((f"{name}'s {_text(node)}", share))
                 places.append(node)
-    rules = eviction.child("rules")
-    for rule in rules.items if isinstance(rules, Sequence) else ():
-        retain = rule.child("retain") if isinstance(rule, Mapping) else None
+    for rule in rules_of(eviction):
+        retain = rule.child("retain")
         node = retain.child("budget") if isinstance(retain, Mapping) else None
-        if node and isinstance(rule, Mapping) and (share := _share(node)):
+        if node and (share := _share(node)):
             parts.append((f"{_word(rule.child('name'))}'s budget {_text(node)}", share))
             places.append(node)
     total = sum(share for _, share in parts)

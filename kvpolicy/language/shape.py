@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -26,6 +27,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return found
 
 
+@cache
 def keys_at(path: tuple[str | int, ...]) -> list[str]:
     """The keys a mapping at ``path`` may have; empty where the grammar leaves them open."""
     models: list[type[BaseModel]] = [Policy]

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from kvpolicy.language.diagnostics import Diagnostic
 from kvpolicy.language.expressions import ExpressionError, compile_admit, compile_match, compile_score
+from kvpolicy.language.meaning import rules_of
 from kvpolicy.language.spans import source_index
-from kvpolicy.language.tree import Mapping, Node, Scalar, Sequence
+from kvpolicy.language.tree import Mapping, Node, Scalar
 
 __all__ = ["expressions"]
 
@@ -29,10 +30,9 @@ def expressions(tree: Mapping) -> Iterator[Diagnostic]:
     score = _text_at(eviction, "score")
     if score is not None:
         yield from _score(score)
-    rules = eviction.child("rules")
-    for rule in rules.items if isinstance(rules, Sequence) else ():
-        match = _text_at(rule, "match") if isinstance(rule, Mapping) else None
-        if match is not None and isinstance(rule, Mapping):
+    for rule in rules_of(eviction):
+        match = _text_at(rule, "match")
+        if match is not None:
             yield from _match(match, decides_admission="admit" in rule.entries)
 
 

@@ -20,7 +20,7 @@ __all__ = ["Entry", "Mapping", "Node", "Scalar", "Sequence", "parse", "to_plain"
 #: The grammar needs seven levels; the parser would take thousands and then hit Python's recursion limit.
 MAX_DEPTH = 32
 #: Nodes after aliases are expanded: a bound on time (composing costs about 50 us a node) and memory alike.
-MAX_NODES = 10_000
+MAX_NODES = 5_000
 
 
 @dataclass(slots=True, eq=False)

@@ -14,9 +14,11 @@ from kvpolicy.language.models import API_VERSION, KIND, Policy
 from kvpolicy.language.tree import Mapping, Node, Scalar, Sequence, to_plain
 from kvpolicy.language.units import describe
 
-__all__ = ["dotted", "find", "validate"]
+__all__ = ["MAX_FINDINGS", "dotted", "find", "validate"]
 
 Path = tuple[str | int, ...]
+#: More mistakes than this are not listed one by one: the file is something else than a policy.
+MAX_FINDINGS = 200
 
 
 def validate(tree: Mapping, name: str) -> tuple[Policy | None, list[Diagnostic]]:
@@ -26,7 +28,7 @@ def validate(tree: Mapping, name: str) -> tuple[Policy | None, list[Diagnostic]]
     try:
         policy = Policy.from_document(data)
     except ValidationError as error:
-        return None, [*found, *(_locate(details, tree, data) for details in _apart(error))]
+        return None, [*found, *(_locate(details, tree, data) for details in _apart(error)[: MAX_FINDINGS + 1])]
     return (None if found else policy), found
 
 

@@ -85,7 +85,7 @@ CASES = {
     ),
     "overlap from the end": (
         "cache: {kv_dtype: {default: bf16, layers: {'-1': fp8, '-2:': fp8_e5m2}}}\nengines: {sglang: {cache: null}}\n",
-        [(1, 55, "KVP319")],
+        [(1, 44, "KVP319")],
     ),
 }
 

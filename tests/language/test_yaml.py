@@ -51,9 +51,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("raw", "code", "line", "col"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_file_is_one_diagnostic_in_under_two_seconds(raw, code, line, col) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     result = load_text(raw, "p.yaml")
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert result.policy is None
     (diagnostic,) = result.diagnostics
     assert (diagnostic.code, diagnostic.severity) == (code, "error")
@@ -91,9 +91,38 @@ def test_an_alias_bomb_takes_little_memory() -> None:
 def test_the_largest_admissible_file_is_quick(load) -> None:
     line = "# every comment is read too\n"
     text = line * ((120 * 1024) // len(line)) + "eviction: {policy: lru}\n"
-    start = time.perf_counter()
+    start = time.process_time()
     assert load(text).policy is not None
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
+
+
+def _many(item: str, count: int) -> str:
+    return "".join(item.format(i=i) for i in range(count))
+
+
+#: Well-formed files near the bounds, each aimed at another loop of the checks.
+WORST = {
+    "rules": "eviction:\n  rules:\n" + _many("    - {{name: r{i}, match: hits > {i}, priority: 1}}\n", 700),
+    "long expressions": "eviction:\n  rules:\n"
+    + _many("    - {{name: r{i}, match: " + " and ".join(["hits > 1"] * 100) + ", priority: 1}}\n", 64),
+    "unknown keys": _many("key{i}: 1\n", 2400),
+    "unknown words": "cache: {kv_dtype: {prefer: bf16, accept: [" + _many("x{i}, ", 4900) + "]}}\n",
+    "tenants": "eviction: {tenants: {named: {" + _many("t{i}: {{floor: 5}}, ", 1200) + "}}}\n",
+    "layers": "cache: {kv_dtype: {default: bf16, layers: {" + _many("'{i}': fp8, ", 2400) + "}}}\n",
+    "layers of many ranges": "cache: {kv_dtype: {default: bf16, layers: {"
+    + _many("'" + "".join(f"{j}," for j in range(60)) + "{i}': bf16, ", 500)
+    + "}}}\n",
+    "an engine's rules": "engines: {sglang: {eviction: {rules: [" + _many("{{name: r{i}, match: x}}, ", 900) + "]}}}\n",
+    "a long line": "metadata: {description: '" + "x" * 120_000 + "'}\n",
+}
+
+
+@pytest.mark.parametrize("body", WORST.values(), ids=WORST)
+def test_no_admissible_file_takes_two_seconds(load, body) -> None:
+    start = time.process_time()
+    result = load(body)
+    assert time.process_time() - start < 2
+    assert len(result.diagnostics) <= 201
 
 
 @pytest.mark.parametrize(

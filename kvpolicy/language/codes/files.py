@@ -88,7 +88,7 @@ FILES = codes(
     Code(
         "KVP110",
         "too many values",
-        "The file holds, or its aliases expand to, more than 10,000 values.",
+        "The file holds, or its aliases expand to, more than 5,000 values.",
         bad=_BOMB,
         good=_LRU,
     ),

@@ -82,4 +82,11 @@ SCHEMA = codes(
         good=HEADER,
         raw=True,
     ),
+    Code(
+        "KVP211",
+        "too many findings",
+        "The first 200 are listed. A file with more is probably not a policy, or one mistake near its top repeats.",
+        bad="".join(f"key{i}: {i}\n" for i in range(300)),
+        good="",
+    ),
 )
