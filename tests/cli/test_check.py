@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -96,6 +97,13 @@ def test_an_unreadable_file_is_bad_usage(folder) -> None:
     if os.access(secret, os.R_OK):
         pytest.skip("runs as a user who may read everything")
     assert main(["check", "secret.yaml"]) == 2
+
+
+def test_what_cannot_be_opened_is_bad_usage_for_root_too(folder, capsys) -> None:
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind("socket.yaml")
+        assert main(["check", "socket.yaml"]) == 2
+    assert "socket.yaml:1:1: KVP101 error: cannot open the file" in capsys.readouterr().out
 
 
 def test_the_others_are_still_reported_beside_a_missing_one(folder, capsys) -> None:
