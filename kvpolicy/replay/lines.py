@@ -24,6 +24,8 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 #: What a logger puts before a row: `[2026-01-31 12:00:00] {`, or `[2026-01-31 12:00:00 TP0] {`.
 _LOGGED = re.compile(rb"\[\d{4}-[^\]{}]{4,60}\]\s*(?=\{)")
 
+_STAMPED = re.compile(rb"\[\d{4}-\d\d-\d\d[ T]")
+
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -72,7 +74,7 @@ class Lines:
                 text = raw.strip()
                 if not text:
                     continue
-                if self.line == 1 and text[:1] not in b"{[":
+                if self.line == 1 and (text[:1] not in b"{[" or _STAMPED.match(text)):
                     self._is_log = True
                 if text[:1] != b"{":
                     logged = _LOGGED.match(text)
@@ -149,7 +151,10 @@ class _Program(io.BufferedReader):
     """The output of a decompressing program; its failure is an error of the stream, not silence at the end."""
 
     def __init__(self, command: list[str], source: IO[bytes]) -> None:
-        source.seek(0)
+        try:
+            os.lseek(source.fileno(), 0, os.SEEK_SET)  # what was peeked lies in a buffer that the program does not see
+        except OSError:
+            raise TraceUsageError("Zstandard data on standard input: pipe it through `zstd -dc`") from None
         self._process = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self._process.stdout is not None
         super().__init__(self._process.stdout.raw)  # type: ignore[attr-defined]

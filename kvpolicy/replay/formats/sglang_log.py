@@ -66,6 +66,8 @@ class SGLangLog(Format):
         if not isinstance(obj, dict):
             raise self.lines.fail("no 'obj' in this row")
         at_s = self._seconds(row)
+        if self._first_s is None:
+            self._first_s = at_s
         if event == "request.received":
             opened = _Open(rid, at_s, obj, self.lines.line)
             self._open[rid] = opened
@@ -135,6 +137,4 @@ class SGLangLog(Format):
             raise self.lines.fail(f"'timestamp' is {stamp!r}, expected a date and time") from None
 
     def _relative_ms(self, at_s: float) -> int:
-        if self._first_s is None:
-            self._first_s = at_s
-        return max(0, int((at_s - self._first_s) * 1000))
+        return max(0, int((at_s - (self._first_s or 0.0)) * 1000))
