@@ -22,6 +22,11 @@ __all__ = ["function"]
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "in": "in", "not_in": "not in"}
+#: Function, where its domain begins, and its value at and below that.
+_POLES = {
+    "log": ("m_log", 0.0, LOG_OF_NOTHING), "log1p": ("m_log1p", -1.0, LOG_OF_NOTHING), "sqrt": ("m_sqrt", 0.0, 0.0),
+    "key_log": ("m_log", 0.0, -MAX),
+}  # fmt: skip
 _NAMESPACE: dict[str, Any] = {
     "__builtins__": {}, "ArithmeticError": ArithmeticError, "ValueError": ValueError, "TypeError": TypeError,
     "m_exp": math.exp, "m_log": math.log, "m_log1p": math.log1p, "m_sqrt": math.sqrt,
@@ -144,7 +149,7 @@ class _Writer:
                 whole = all(_is_whole(a) for a in node.args) and node.op != "div"
                 left = f"(1.0 * {args[0]})" if whole else args[0]
                 return f"({left} {_SIGNS[node.op]} {args[1]})"
-            case "exp" | "log" | "log1p" | "sqrt":
+            case "exp" | "log" | "log1p" | "sqrt" | "key_log":
                 return self.transcendental(node.op, bounds(node.args[0]).low, args[0], t)
         called = ", ".join(self.double(a, source) for a, source in zip(node.args, args, strict=True))
         return f"n_{node.op}({called})"
@@ -170,18 +175,12 @@ class _Writer:
         return result
 
     def transcendental(self, op: str, low: float, source: str, t: str) -> str:
-        match op:
-            case "exp":
-                return f"m_exp({source})"  # an overflow raises, so `slow` sees it
-            case "log":
-                pole, default = 0.0, LOG_OF_NOTHING
-            case "log1p":
-                pole, default = -1.0, LOG_OF_NOTHING
-            case _:
-                pole, default = 0.0, 0.0
-        if low > pole or (op == "sqrt" and low >= 0.0):
-            return f"m_{op}({source})"
-        return f"(m_{op}({t}) if ({t} := {source}) > {pole!r} else {default!r})"
+        if op == "exp":
+            return f"m_exp({source})"  # an overflow raises, so `slow` sees it
+        name, pole, default = _POLES[op]
+        if low > pole or (op == "sqrt" and low >= pole):
+            return f"{name}({source})"
+        return f"({name}({t}) if ({t} := {source}) > {pole!r} else {default!r})"
 
 
 def _is_whole(node: Node) -> bool:
