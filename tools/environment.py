@@ -140,9 +140,16 @@ class Environment:
     def _build_venv(self, home: Path) -> None:
         pins = load_pins()
         shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([_base_python(pins["python"]), "-m", "venv", str(home)], check=True)
+        self._make_venv(_base_python(pins["python"]), home)
         self._pip("install", *pins["engine"]["requires"])
         self._pip("install", "--no-deps", *pins["engine"]["no-deps"])
+
+    def _make_venv(self, base: str, home: Path) -> None:
+        if subprocess.run([base, "-m", "venv", home], capture_output=True).returncode == 0:
+            return
+        # Some distributions keep ensurepip in a package of its own; the base interpreter's pip does as well.
+        subprocess.run([base, "-m", "venv", "--clear", "--without-pip", home], check=True)
+        subprocess.run([base, "-m", "pip", "--python", home / "bin/python", "install", "--quiet", "pip"], check=True)
 
     def _build_target(self, home: Path, *packages: str) -> None:
         shutil.rmtree(home, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ensurepip
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,21 @@ def test_two_builds_do_not_run_at_once(tmp_path: Path) -> None:
         assert "waiting for another run" in other.stdout.readline()
     said, _ = other.communicate(timeout=30)
     assert said == "entered\n"
+
+
+def test_a_venv_gets_pip_where_ensurepip_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This base interpreter refuses `-m venv`, as Debian's does without python3-venv, unless --without-pip is given."""
+    base = tmp_path / "python"
+    base.write_text(
+        f'#!/bin/sh\ncase "$*" in *--without-pip*|*"-m pip"*) exec {sys.executable} "$@";; esac\n'
+        "echo ensurepip is not available; exit 1\n"
+    )
+    base.chmod(0o755)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(Path(ensurepip.__file__).parent / "_bundled"))
+    Environment(tmp_path)._make_venv(str(base), tmp_path / "v")
+    pip = subprocess.run([tmp_path / "v/bin/python", "-m", "pip", "--version"], capture_output=True, text=True)
+    assert str(tmp_path / "v/lib") in pip.stdout
 
 
 @pytest.mark.engine
