@@ -1,16 +1,18 @@
 """A heap of evictable handles that is settled lazily: the Order behind every algorithm whose key holds between touches.
 
-An entry is a list ``[key, sequence, handle]``. Discarding a handle (the engine locks the unit) only clears the entry's
-third field, so it is O(1) and a dead entry keeps nothing alive. Keys that only grow are re-read when their entry comes
-up, so the engine may change them without telling anybody.
+An entry is a tuple ``(key, number)``; the numbers of the live ones lead to their handles. So discarding a handle (the
+engine locks the unit) is O(1), a dead entry keeps nothing alive, and the garbage collector has nothing to walk: a heap
+of handles themselves makes it examine every entry over and over. Keys that only grow are re-read when their entry
+comes up, so the engine may change them without telling anybody.
 
-Entries live in two heaps by age: ``old`` as it was at the last promotion, ``young`` for all that was added since. A
-burst of touches kills the entries of ``old`` and fills ``young``, which is in order at all times; the dead are then
-dropped wholesale, with one pass over ``old`` at most, never one by one.
+Entries live in a few heaps by age, *generations*. Additions go to the youngest; it is sealed at a quarter of the
+members. A burst of touches so leaves whole generations without a live entry, which are dropped at once, instead of one
+large heap whose dead entries all have to be passed before the next victim shows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic
@@ -19,10 +21,18 @@ from kvpolicy.eviction.base import H, KeyChange
 
 __all__ = ["LazyHeap"]
 
-_KEY, _SEQUENCE, _HANDLE = 0, 1, 2
-
-#: Below this many entries a pass over a heap is not worth choosing.
+#: Below this many entries a pass over a heap, or a generation of its own, is not worth it.
 _SMALL = 64
+#: More generations than this are merged.
+_MAX_GENERATIONS = 8
+
+
+class _Generation:
+    __slots__ = ("heap", "live")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[Any, int]] = []
+        self.live = 0  # members whose live entry is here
 
 
 class LazyHeap(Generic[H]):
@@ -33,154 +43,171 @@ class LazyHeap(Generic[H]):
     then mandatory.
     """
 
-    __slots__ = ("_boundary", "_entries", "_key", "_old", "_old_live", "_sequence", "_young", "change")
+    __slots__ = ("_firsts", "_generations", "_handles", "_key", "_last", "_numbers", "_open", "change")
 
     def __init__(self, key: Callable[[H], Any], change: KeyChange) -> None:
         if change is KeyChange.DYNAMIC:
             raise ValueError("a key that moves with the clock cannot be kept in a heap: use SampledOrder")
         self.change: KeyChange = change
         self._key = key
-        self._entries: dict[H, list[Any]] = {}  # the live entry of every member
-        self._old: list[list[Any]] = []
-        self._young: list[list[Any]] = []
-        self._old_live = 0  # members whose entry is in `old`, i.e. has a sequence up to the boundary
-        self._boundary = 0
-        self._sequence = 0
+        self._numbers: dict[H, int] = {}  # the number of each member's live entry
+        self._handles: dict[int, H] = {}  # and back
+        self._last = 0  # number given last
+        self._open = _Generation()
+        self._generations = [self._open]  # oldest first
+        self._firsts = [1]  # the lowest number that each may hold
 
     def add(self, handle: H) -> None:
-        entries = self._entries
-        if handle in entries:
+        numbers = self._numbers
+        if handle in numbers:
             return
-        self._sequence = sequence = self._sequence + 1
-        entries[handle] = entry = [self._key(handle), sequence, handle]
-        heappush(self._young, entry)
-        if len(self._young) > 2 * len(entries) - len(self._old) + _SMALL:
-            self._merge()
+        key = self._key(handle)
+        self._last = number = self._last + 1
+        numbers[handle] = number
+        self._handles[number] = handle
+        generation = self._open
+        heappush(generation.heap, (key, number))
+        generation.live += 1
+        if len(generation.heap) > len(numbers) // 4 + _SMALL:
+            self._seal()
 
     def discard(self, handle: H) -> None:
-        entry = self._entries.pop(handle, None)
-        if entry is not None:
-            entry[_HANDLE] = None
-            if entry[_SEQUENCE] <= self._boundary:
-                self._old_live -= 1
-                if not self._old_live:
-                    self._promote()
+        number = self._numbers.pop(handle, None)
+        if number is not None:
+            del self._handles[number]
+            self._leave(bisect_right(self._firsts, number) - 1)
 
     def touch(self, handle: H) -> None:
-        """Offer the handle anew if its key changed. Growing keys are left to :meth:`peek`."""
-        if self.change is not KeyChange.SHRINKS:
-            return
-        entry = self._entries.get(handle)
-        if entry is not None and self._key(handle) != entry[_KEY]:
+        """Offer the handle anew. Growing keys are left to :meth:`peek`."""
+        if self.change is KeyChange.SHRINKS and handle in self._numbers:
             self.discard(handle)
             self.add(handle)
 
     def peek(self) -> tuple[Any, H] | None:
         entry = self._first()
-        return None if entry is None else (entry[_KEY], entry[_HANDLE])
+        return None if entry is None else (entry[0], self._handles[entry[1]])
 
     def pop(self) -> H | None:
         entry = self._first()
         if entry is None:
             return None
-        handle: H = entry[_HANDLE]
-        heappop(self._old if entry[_SEQUENCE] <= self._boundary else self._young)
-        self.discard(handle)
+        number = entry[1]
+        handle = self._handles.pop(number)
+        del self._numbers[handle]
+        at = bisect_right(self._firsts, number) - 1
+        heappop(self._generations[at].heap)
+        self._leave(at)
         return handle
 
     def clear(self) -> None:
-        self._entries.clear()
-        self._old.clear()
-        self._young.clear()
-        self._old_live = 0
-        self._boundary = self._sequence
+        self._numbers.clear()
+        self._handles.clear()
+        self._open = _Generation()
+        self._generations = [self._open]
+        self._firsts = [self._last + 1]
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._numbers)
 
     def __contains__(self, handle: object) -> bool:
-        return handle in self._entries
+        return handle in self._numbers
 
     def __iter__(self) -> Iterator[H]:
-        return iter(self._entries)
+        return iter(self._numbers)
 
     def check(self) -> None:
-        """Debug: each member has one live entry, both heaps are ordered, and no entry's key is above its member's
-        own."""
-        for heap, is_old in ((self._old, True), (self._young, False)):
-            for i, entry in enumerate(heap):
-                assert i == 0 or heap[(i - 1) // 2][:2] <= entry[:2], "the heap order is broken"
-                assert (entry[_SEQUENCE] <= self._boundary) == is_old, "an entry in the wrong heap"
-                handle = entry[_HANDLE]
-                if handle is None:
+        """Debug: one live entry a member, both heaps ordered, no entry with a key above its member's own."""
+        assert len(self._firsts) == len(self._generations) <= _MAX_GENERATIONS
+        assert self._generations[-1] is self._open
+        for generation, first, end in zip(
+            self._generations, self._firsts, [*self._firsts[1:], self._last + 1], strict=True
+        ):
+            heap, live = generation.heap, 0
+            for i, (key, number) in enumerate(heap):
+                assert i == 0 or heap[(i - 1) // 2] <= heap[i], "the heap order is broken"
+                assert first <= number < end, "an entry in the wrong generation"
+                if number not in self._handles:
                     continue
-                assert self._entries.get(handle) is entry, "a live entry that is not its handle's own"
+                live += 1
+                handle = self._handles[number]
+                assert self._numbers.get(handle) == number, "a live entry that is not its handle's own"
                 current = self._key(handle)
                 if self.change is KeyChange.GROWS:
-                    assert entry[_KEY] <= current, "a key declared as growing shrank"
+                    assert key <= current, "a key declared as growing shrank"
                 else:
-                    assert entry[_KEY] == current, "a key changed without touch()"
-        live = [sum(entry[_HANDLE] is not None for entry in heap) for heap in (self._old, self._young)]
-        assert live[0] == self._old_live, "the count of live old entries is off"
-        assert sum(live) == len(self._entries), "a member without an entry"
+                    assert key == current, "a key changed without touch()"
+            assert live == generation.live, "a generation's count of live entries is off"
+        assert sum(generation.live for generation in self._generations) == len(self._numbers), (
+            "a member without an entry"
+        )
 
-    def _first(self) -> list[Any] | None:
+    def _first(self) -> tuple[Any, int] | None:
         """The live entry with the smallest key of all, at the top of its heap and exact."""
-        old = self._settled(self._old, self._old_live) if self._old_live else None
-        young = self._settled(self._young, len(self._entries) - self._old_live)
-        if old is None or young is None:
-            return young if old is None else old
-        return min(old, young)
+        first = None
+        for generation in self._generations:
+            if generation.live:
+                top = self._settled(generation.heap, generation.live)
+                if first is None or top < first:
+                    first = top
+        return first
 
-    def _settled(self, heap: list[list[Any]], live: int) -> list[Any] | None:
-        """Bring the live entry with the smallest current key to the top of one heap."""
+    def _settled(self, heap: list[tuple[Any, int]], live: int) -> tuple[Any, int]:
+        """Bring the live entry with the smallest current key to the top of a heap that has one."""
+        handles, key_of = self._handles, self._key
         is_static = self.change is KeyChange.STATIC
         surfaced = 0  # entries that came up with an outdated key
-        while heap:
+        while True:
             entry = heap[0]
-            handle = entry[_HANDLE]
-            if handle is None:
+            number = entry[1]
+            if number not in handles:
                 if len(heap) - live > live // 8 + _SMALL:
-                    _drop_dead(heap)
+                    self._drop_dead(heap)
                 else:
                     heappop(heap)
                 continue
             if is_static:
                 return entry
-            key = self._key(handle)
-            if key == entry[_KEY]:
+            key = key_of(handles[number])
+            if key == entry[0]:
                 return entry
             surfaced += 1
             if surfaced > live // 16 + _SMALL:  # many were touched in place: one pass is cheaper than one by one
                 surfaced = 0
-                self._read_all_keys(heap)
+                heap[:] = [(key_of(handles[number]), number) for _, number in heap if number in handles]
+                heapify(heap)
             else:
-                entry[_KEY] = key
-                heapreplace(heap, entry)
-        return None
+                heapreplace(heap, (key, number))
 
-    def _read_all_keys(self, heap: list[list[Any]]) -> None:
-        key = self._key
-        heap[:] = [entry for entry in heap if entry[_HANDLE] is not None]
-        for entry in heap:
-            entry[_KEY] = key(entry[_HANDLE])
+    def _leave(self, at: int) -> None:
+        """One live entry of that generation died."""
+        generation = self._generations[at]
+        generation.live -= 1
+        if not generation.live:
+            if generation is self._open:
+                generation.heap.clear()
+            else:
+                del self._generations[at], self._firsts[at]
+
+    def _seal(self) -> None:
+        """Open a new generation; tidy up those that are mostly dead, and merge the two smallest neighbours if need
+        be."""
+        generations = self._generations
+        for generation in generations:
+            if len(generation.heap) > 2 * generation.live + _SMALL:
+                self._drop_dead(generation.heap)
+        if len(generations) == _MAX_GENERATIONS:
+            sizes = [len(generation.heap) for generation in generations]
+            at = min(range(len(sizes) - 1), key=lambda i: sizes[i] + sizes[i + 1])
+            into, other = generations[at], generations[at + 1]
+            into.heap += other.heap
+            into.live += other.live
+            self._drop_dead(into.heap)
+            del generations[at + 1], self._firsts[at + 1]
+        self._open = _Generation()
+        generations.append(self._open)
+        self._firsts.append(self._last + 1)
+
+    def _drop_dead(self, heap: list[tuple[Any, int]]) -> None:
+        handles = self._handles
+        heap[:] = [entry for entry in heap if entry[1] in handles]
         heapify(heap)
-
-    def _promote(self) -> None:
-        """`old` holds nothing alive: the young generation takes its place."""
-        self._old, self._young = self._young, []
-        self._old_live = len(self._entries)
-        self._boundary = self._sequence
-
-    def _merge(self) -> None:
-        """Too many entries are dead: start over with one generation of the live ones."""
-        self._old += self._young
-        _drop_dead(self._old)
-        self._young = []
-        self._old_live = len(self._entries)
-        self._boundary = self._sequence
-
-
-def _drop_dead(heap: list[list[Any]]) -> None:
-    heap[:] = [entry for entry in heap if entry[_HANDLE] is not None]
-    heapify(heap)

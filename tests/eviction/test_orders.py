@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -66,10 +67,12 @@ def test_dead_entries_are_bounded_and_keep_nothing_alive() -> None:
         heap.discard(unit)
         unit.key += 1000
         heap.add(unit)
-        assert len(heap._old) + len(heap._young) <= 2 * 100 + 64 + 1
+        assert sum(len(generation.heap) for generation in heap._generations) <= 2 * 100 + 64 * 9
     for unit in units:
         heap.discard(unit)
-    assert not any(entry[2] for entry in heap._old + heap._young)
+    references = [weakref.ref(unit) for unit in units]
+    del unit, units
+    assert not any(reference() for reference in references)
 
 
 def test_equal_keys_go_in_the_order_of_arrival() -> None:
