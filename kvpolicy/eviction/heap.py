@@ -1,9 +1,9 @@
 """A heap of evictable handles that is settled lazily: the Order behind every algorithm whose key holds between touches.
 
-An entry is a tuple ``(key, number)``; the numbers of the live ones lead to their handles. So discarding a handle (the
-engine locks the unit) is O(1), a dead entry keeps nothing alive, and the garbage collector has nothing to walk: a heap
-of handles themselves makes it examine every entry over and over. Keys that only grow are re-read when their entry
-comes up, so the engine may change them without telling anybody.
+An entry is a tuple of the key (flat, where the key is a tuple itself) and a number; the numbers of the live ones lead
+to their handles. So discarding a handle (the engine locks the unit) is O(1), a dead entry keeps nothing alive, and the
+garbage collector has nothing to walk: a heap of handles themselves makes it examine every entry over and over. Keys
+that only grow are re-read when their entry comes up, so the engine may change them without telling anybody.
 
 Entries live in a few heaps by age, *generations*. Additions go to the youngest; it is sealed at a quarter of the
 members. A burst of touches so leaves whole generations without a live entry, which are dropped at once, instead of one
@@ -27,11 +27,14 @@ _SMALL = 64
 _MAX_GENERATIONS = 8
 
 
+_Entry = tuple[Any, ...]
+
+
 class _Generation:
     __slots__ = ("heap", "live")
 
     def __init__(self) -> None:
-        self.heap: list[tuple[Any, int]] = []
+        self.heap: list[_Entry] = []
         self.live = 0  # members whose live entry is here
 
 
@@ -66,7 +69,7 @@ class LazyHeap(Generic[H]):
         numbers[handle] = number
         self._handles[number] = handle
         generation = self._open
-        heappush(generation.heap, (key, number))
+        heappush(generation.heap, (*key, number) if type(key) is tuple else (key, number))
         generation.live += 1
         if len(generation.heap) > len(numbers) // 4 + _SMALL:
             self._seal()
@@ -85,13 +88,13 @@ class LazyHeap(Generic[H]):
 
     def peek(self) -> tuple[Any, H] | None:
         entry = self._first()
-        return None if entry is None else (entry[0], self._handles[entry[1]])
+        return None if entry is None else (entry[0] if len(entry) == 2 else entry[:-1], self._handles[entry[-1]])
 
     def pop(self) -> H | None:
         entry = self._first()
         if entry is None:
             return None
-        number = entry[1]
+        number = entry[-1]
         handle = self._handles.pop(number)
         del self._numbers[handle]
         at = bisect_right(self._firsts, number) - 1
@@ -123,7 +126,8 @@ class LazyHeap(Generic[H]):
             self._generations, self._firsts, [*self._firsts[1:], self._last + 1], strict=True
         ):
             heap, live = generation.heap, 0
-            for i, (key, number) in enumerate(heap):
+            for i, entry in enumerate(heap):
+                number = entry[-1]
                 assert i == 0 or heap[(i - 1) // 2] <= heap[i], "the heap order is broken"
                 assert first <= number < end, "an entry in the wrong generation"
                 if number not in self._handles:
@@ -131,17 +135,17 @@ class LazyHeap(Generic[H]):
                 live += 1
                 handle = self._handles[number]
                 assert self._numbers.get(handle) == number, "a live entry that is not its handle's own"
-                current = self._key(handle)
+                current = _entry(self._key(handle), number)
                 if self.change is KeyChange.GROWS:
-                    assert key <= current, "a key declared as growing shrank"
+                    assert entry <= current, "a key declared as growing shrank"
                 else:
-                    assert key == current, "a key changed without touch()"
+                    assert entry == current, "a key changed without touch()"
             assert live == generation.live, "a generation's count of live entries is off"
         assert sum(generation.live for generation in self._generations) == len(self._numbers), (
             "a member without an entry"
         )
 
-    def _first(self) -> tuple[Any, int] | None:
+    def _first(self) -> _Entry | None:
         """The live entry with the smallest key of all, at the top of its heap and exact."""
         first = None
         for generation in self._generations:
@@ -151,14 +155,14 @@ class LazyHeap(Generic[H]):
                     first = top
         return first
 
-    def _settled(self, heap: list[tuple[Any, int]], live: int) -> tuple[Any, int]:
+    def _settled(self, heap: list[_Entry], live: int) -> _Entry:
         """Bring the live entry with the smallest current key to the top of a heap that has one."""
         handles, key_of = self._handles, self._key
         is_static = self.change is KeyChange.STATIC
         surfaced = 0  # entries that came up with an outdated key
         while True:
             entry = heap[0]
-            number = entry[1]
+            number = entry[-1]
             if number not in handles:
                 if len(heap) - live > live // 8 + _SMALL:
                     self._drop_dead(heap)
@@ -167,16 +171,16 @@ class LazyHeap(Generic[H]):
                 continue
             if is_static:
                 return entry
-            key = key_of(handles[number])
-            if key == entry[0]:
+            current = _entry(key_of(handles[number]), number)
+            if current == entry:
                 return entry
             surfaced += 1
             if surfaced > live // 16 + _SMALL:  # many were touched in place: one pass is cheaper than one by one
                 surfaced = 0
-                heap[:] = [(key_of(handles[number]), number) for _, number in heap if number in handles]
+                heap[:] = [_entry(key_of(handles[e[-1]]), e[-1]) for e in heap if e[-1] in handles]
                 heapify(heap)
             else:
-                heapreplace(heap, (key, number))
+                heapreplace(heap, current)
 
     def _leave(self, at: int) -> None:
         """One live entry of that generation died."""
@@ -207,7 +211,11 @@ class LazyHeap(Generic[H]):
         generations.append(self._open)
         self._firsts.append(self._last + 1)
 
-    def _drop_dead(self, heap: list[tuple[Any, int]]) -> None:
+    def _drop_dead(self, heap: list[_Entry]) -> None:
         handles = self._handles
-        heap[:] = [entry for entry in heap if entry[1] in handles]
+        heap[:] = [entry for entry in heap if entry[-1] in handles]
         heapify(heap)
+
+
+def _entry(key: Any, number: int) -> _Entry:
+    return (*key, number) if type(key) is tuple else (key, number)
