@@ -83,11 +83,13 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
         (cache_touch.attach_unified if is_unified else cache_touch.attach_radix)(cache, guard.touched)
     if eviction.needs_metadata:
         stamp = cache_metadata.attach_unified if is_unified else cache_metadata.attach_radix
-        set_priority = ctx.params.eviction_policy == "priority"
-        cache_admit.attach(cache, stamp(cache, guard, _lora_names(ctx), set_priority=set_priority))
+        cache_admit.attach(cache, stamp(cache, guard, _lora_names(ctx)))
     active.core, active.index = "kvpolicy", index
     tree = f"{type(cache).__name__}, {type(cache.tree_core).__name__}" if is_unified else type(cache).__name__
     active.core_reason = f"our index on {tree}"
+    active.algorithm = eviction.policy or "lru, the engine's default"
+    if eviction.score is not None:
+        active.algorithm = f"score ({eviction.score.score_class})"
     return cache, guard
 
 

@@ -32,14 +32,12 @@ class Metadata:
         leaves: Callable[[], Any],
         node_of: Callable[[Any], Any],
         lora_name: Callable[[str], str],
-        set_priority: bool,
     ) -> None:
         self.guard = guard
         self._root = root
         self._leaves = leaves
         self._node_of = node_of  # the engine's handle in `req.last_node` -> node, None if it is no tree node
         self._lora_name = lora_name
-        self._set_priority = set_priority  # rules steer the engine's own priority order through `node.priority`
         self.current: RequestState | None = None
 
     # -- requests --
@@ -67,7 +65,6 @@ class Metadata:
         while node is not None and node is not root:
             if node.kvp is not None:
                 self.guard.touch(node, info)
-                self._apply_priority(node)
             node = node.parent
 
     # -- nodes --
@@ -81,7 +78,6 @@ class Metadata:
         depth = len(node.key) + (0 if at_root else self._depth_tokens(parent))
         is_output = state is not None and depth > state.prompt_tokens
         if self.guard.insert(node, None if at_root else parent, info, len(node.key), depth, is_output):
-            self._apply_priority(node)
             self.guard.stamped(node, self._leaves())
 
     def split(self, upper: Any, lower: Any) -> None:
@@ -108,10 +104,6 @@ class Metadata:
             node = node.parent
         return depth
 
-    def _apply_priority(self, node: Any) -> None:
-        if self._set_priority and (priority := self.guard.rule_priority(node)) is not None:
-            node.priority = priority
-
 
 def _protected_tokens(req: Any) -> int:
     """Tokens of the request that were in the cache when it was admitted."""
@@ -119,9 +111,7 @@ def _protected_tokens(req: Any) -> int:
     return int(getattr(kv if hasattr(kv, "cache_protected_len") else req, "cache_protected_len", 0) or 0)
 
 
-def attach_unified(
-    cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str], *, set_priority: bool
-) -> Metadata:
+def attach_unified(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str]) -> Metadata:
     """Stamp the nodes of a UnifiedRadixCache on the Python tree core. Its handles are node numbers."""
     core = cache.tree_core
     arena = lambda: core._node_arena  # noqa: E731 -- replaced at reset
@@ -131,7 +121,6 @@ def attach_unified(
         leaves=lambda: core.evictable_device_leaves,
         node_of=lambda handle: arena().get(handle) if isinstance(handle, int) else None,
         lora_name=lora_name,
-        set_priority=set_priority,
     )
     after(core, "_add_new_node", lambda node, *_: metadata.added(node))
     after(core, "_split_node", lambda result, _key, child, *_: metadata.split(result[0], child))
@@ -139,7 +128,7 @@ def attach_unified(
     return metadata
 
 
-def attach_radix(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str], *, set_priority: bool) -> Metadata:
+def attach_radix(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str]) -> Metadata:
     """Stamp the nodes of a RadixCache. It makes new leaves inline, and announces each in `_record_store_event`."""
     metadata = Metadata(
         guard,
@@ -147,7 +136,6 @@ def attach_radix(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], st
         leaves=lambda: cache.evictable_leaves,
         node_of=lambda handle: handle if hasattr(handle, "children") else None,
         lora_name=lora_name,
-        set_priority=set_priority,
     )
     after(cache, "_record_store_event", lambda _result, node, *_: metadata.added(node))
     after(cache, "_split_node", lambda upper, _key, child, *_: metadata.split(upper, child))

@@ -52,5 +52,5 @@ def test_same_victims_as_the_rust_core(in_engine: Run) -> None:
 
 def test_the_driver_sees_a_difference(in_engine: Run) -> None:
     """Stock lru beside our lfu must be told apart, or equal results above would mean nothing."""
-    with pytest.raises(AssertionError, match="step .*: stock .* ours"):
+    with pytest.raises(AssertionError, match=r"step .*: stock .* ours"):
         in_engine("0.5.20", "differential.py", "--policy", "lru", "--ours", "lfu", "--page", "1", "--steps", "3000")
