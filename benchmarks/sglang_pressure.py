@@ -136,9 +136,11 @@ def outputs_alike(sides: list[Side], count: int, vocabulary: int) -> dict[str, s
     return result
 
 
-def victim_digests(side: Side) -> Any:
+def kvpolicy_state(side: Side) -> Any:
+    """The status block of every data-parallel group, and the victim digest of every rank that reports metrics."""
     info = json.loads(side.call("/server_info"))
-    return [state.get("kvpolicy") for state in info.get("internal_states", [])]
+    ranks = [line for line in side.call("/metrics").splitlines() if line.startswith("kvpolicy_victim_digest")]
+    return {"status": [state.get("kvpolicy") for state in info.get("internal_states", [])], "digest_by_rank": ranks}
 
 
 def machine() -> str:
@@ -246,7 +248,7 @@ def main() -> int:
         alike = outputs_alike(sides, args.compare, args.vocabulary)
         measure(sides, args, started + args.stop_after_s)
         result = {"machine": machine(), "command": sys.argv, "sides": report(sides, alike), "outputs": alike,
-                  "kvpolicy": {side.name: victim_digests(side) for side in sides if side.policy}}
+                  "kvpolicy": {side.name: kvpolicy_state(side) for side in sides if side.policy}}
         print(json.dumps(result["kvpolicy"])[:3000])
         if args.out:
             args.out.write_text(json.dumps(result, indent=1))

@@ -113,7 +113,7 @@ class EvictionGuard:
         try:
             meta = node.kvp
             depth_tokens = meta.depth_tokens if meta is not None else _depth_tokens(node)
-            self.index.evicted(node, len(node.key), depth_tokens)
+            self.index.evicted(node, len(node.key), depth_tokens, node.id)  # ids count nodes: equal on every rank
         except Exception:
             self.fault("account", "the policy failed to account for a victim")
         return node, False
