@@ -99,7 +99,14 @@ def replay(
     pager = Pager(trace.info.block_tokens, page_tokens)
     simulators = [
         (
-            Simulator(eviction, capacity, page_tokens, settings.granularity, hold_running=settings.hold_running),
+            Simulator(
+                eviction,
+                capacity,
+                page_tokens,
+                settings.granularity,
+                hold_running=settings.hold_running,
+                exact_tokens=trace.info.block_tokens == 1,
+            ),
             eviction,
             capacity,
         )

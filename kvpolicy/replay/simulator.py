@@ -36,7 +36,8 @@ class Eviction:
 
 
 class Simulator:
-    """Replays requests one after the other. ``capacity_tokens`` ``None`` is the infinite cache."""
+    """Replays requests one after the other. ``capacity_tokens`` ``None`` is the infinite cache; ``exact_tokens`` says
+    that the trace holds real tokens, so that the room a request takes while it runs is the engine's."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Simulator:
         granularity: str = "node",
         *,
         hold_running: bool = False,
+        exact_tokens: bool = False,
     ) -> None:
         self.eviction = eviction
         self.page_tokens = page_tokens
@@ -57,6 +59,7 @@ class Simulator:
         self._low = int((eviction.low_watermark or 0) * (self.capacity_pages or 0))
         self._high = int((eviction.high_watermark or 0) * (self.capacity_pages or 0))
         self._hold_running = hold_running
+        self._exact_tokens = exact_tokens
         self._running: list[tuple[int, int, Node]] = []  # (end in ms, order, end of the locked path)
 
     def request(self, request: Request, pages: Sequence[Hashable], reusable: int, full: Sequence[Hashable]) -> int:
@@ -74,7 +77,7 @@ class Simulator:
         path, matched = tree.descend(root, pages, 0, reusable)
         held = path[-1] if path else root
         self._lock(held)
-        room = self._make_room(len(full) - matched)
+        room = self._make_room(self._pages_needed(request, len(full), matched))
         self._count_reuse(path, now_ms)
         if self._metadata:
             for node in reversed(path):
@@ -83,18 +86,21 @@ class Simulator:
         admitted = not self._metadata or index.admit(
             info, len(pages) * page_tokens, (len(pages) - matched) * page_tokens
         )
-        end = held
+        at = stop = len(full)
         if not admitted:
             stats.refused_tokens += new * page_tokens
         elif new:
-            # What was not reusable may be resident all the same; it is not kept twice.
-            more, at = tree.descend(held, full, matched, len(full))
+            # What was not reusable may be resident all the same; it is not kept twice. The prompt is cached first, then
+            # the output: nodes end where the prompt ends.
+            more, at = tree.descend(held, full, matched, len(pages))
             path += more
-            end = path[-1] if path else root
-            fits = min(len(full) - at, room)
-            stats.truncated_tokens += (len(full) - at - fits) * page_tokens
-            end = self._insert(root, end, full, at, at + fits, len(pages), request)
+            if at == len(pages) < len(full):
+                more, at = tree.descend(path[-1] if path else root, full, at, len(full))
+                path += more
+            stop = min(len(full), at + room)
+            stats.truncated_tokens += (len(full) - stop) * page_tokens
         self._bring_up(path)
+        end = self._insert(root, path[-1] if path else root, full, at, stop, len(pages), request)
         if end is not held:
             self._lock(end)
             self._unlock(held)
@@ -115,6 +121,22 @@ class Simulator:
         )
 
     # -- room --
+
+    def _pages_needed(self, request: Request, full_pages: int, matched: int) -> int:
+        """Pages that must be free for this request to run.
+
+        Of hash rows, those it leaves behind. Of real tokens, what SGLang asks for: it counts partly filled pages too,
+        and with pages of several tokens one page more than it holds, at the prefill and at every decode step
+        (mem_cache/allocation.py).
+        """
+        if not self._exact_tokens:
+            return full_pages - matched
+        page = self.page_tokens
+        new = request.input_tokens - matched * page
+        decoded = max(0, request.output_tokens - 1)
+        if page == 1:
+            return new + decoded
+        return max(-(-new // page), -(-(new + decoded - 1) // page)) + 1
 
     def _make_room(self, need: int) -> int:
         """Evict until ``need`` pages are free, or as many as can be; the free pages."""

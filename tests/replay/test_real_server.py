@@ -1,0 +1,70 @@
+"""Replay against a real SGLang: the same requests, one by one, through a stock server and through the simulator.
+
+Stock LRU, no policy. The pool holds a few prompts only, so that most of what is asked for was evicted meanwhile. Every
+request's cached tokens must be equal, token for token.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvpolicy.replay.formats.tokens import make_request
+from kvpolicy.replay.pages import Pager
+from kvpolicy.replay.policies import from_result, load
+from kvpolicy.replay.requests import NOBODY
+from kvpolicy.replay.simulator import Simulator
+
+POOL_TOKENS = 1024
+
+
+def prompts(count: int, seed: int) -> list[tuple[list[int], int]]:
+    """(prompt, output tokens): conversations that grow by turns, shared openings, exact repeats, prefixes of others."""
+    draw = random.Random(seed)
+    openings = [[draw.randrange(3, 250) for _ in range(length)] for length in (33, 64, 90)]
+    known: list[list[int]] = []
+    made = []
+    for _ in range(count):
+        kind = draw.random()
+        if known and kind < 0.35:
+            prompt = [*draw.choice(known[-12:]), *(draw.randrange(3, 250) for _ in range(draw.randrange(1, 60)))]
+        elif known and kind < 0.45:
+            prompt = draw.choice(known[-12:])
+        elif known and kind < 0.6:
+            whole = draw.choice(known[-12:])
+            prompt = whole[: draw.randrange(1, len(whole) + 1)]
+        else:
+            prompt = [*draw.choice(openings), *(draw.randrange(3, 250) for _ in range(draw.randrange(1, 90)))]
+        prompt = prompt[:380]
+        known.append(prompt)
+        made.append((prompt, draw.choice([1, 2, 7, 18])))
+    return made
+
+
+@pytest.mark.engine
+@pytest.mark.server
+@pytest.mark.parametrize(("version", "page"), [("0.5.20", 1), ("0.5.23", 16)])
+def test_lru_hits_what_a_real_server_hits(server, version: str, page: int) -> None:
+    simulator = Simulator(from_result(load("lru"), "lru"), POOL_TOKENS, page, "node", exact_tokens=True)
+    pager = Pager(1, page)
+    differences = []
+    hits = 0
+    with server(version, "--page-size", str(page), max_total_tokens=POOL_TOKENS) as running:
+        running.flush_cache()
+        for at, (prompt, out) in enumerate(prompts(160, seed=page)):
+            answer = running.generate(prompt, max_new_tokens=out)
+            output = answer["output_ids"]
+            assert len(output) == out
+            request = make_request(at, prompt, output, NOBODY)
+            pages = pager.pages(prompt, len(prompt))
+            whole = request.full_blocks or prompt
+            full = pager.pages(whole, len(whole))
+            simulated = simulator.request(request, pages, pager.reusable(len(pages), len(prompt)), full)
+            cached = answer["meta_info"]["cached_tokens"]
+            hits += cached
+            if simulated != cached:
+                differences.append((at, len(prompt), out, cached, simulated))
+    assert not differences, f"(request, prompt, output, cached by the server, simulated): {differences[:10]}"
+    assert hits > 1000, "the case is no test of hits"
+    assert simulator.stats.evicted_tokens > 5 * POOL_TOKENS, "the case is no test of eviction"
