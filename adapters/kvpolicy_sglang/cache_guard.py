@@ -36,7 +36,7 @@ class EvictionGuard:
         #: Evictable leaves the index refused, oldest first; they are offered again at the next walk.
         self._refused: dict[Any, None] = {}
         self._in_walk = False
-        self._survived = 0  # faults the index answered by itself, as far as they are counted in `active`
+        self._warned = False
 
     @property
     def observes_touches(self) -> bool:
@@ -128,13 +128,9 @@ class EvictionGuard:
         except Exception:
             self.fault("evict", "the policy failed to finish an eviction")
             return
-        if survived > self._survived:  # faults that the index itself answered in the engine's order
-            self.active.fallbacks["policy"] += survived - self._survived
-            if not self._survived:
-                logger.warning(
-                    "kvpolicy: the policy failed: %s (further ones are counted only)", self.index.counters.last_fault
-                )
-            self._survived = survived
+        if survived and not self._warned:  # the index counts these itself, and answered in the engine's order
+            self._warned = True
+            logger.warning("kvpolicy: the policy failed: %s (further ones are counted only)", self._last_fault())
 
     # -- metadata; only for policies that need it --
 
@@ -188,6 +184,9 @@ class EvictionGuard:
             self.fault("touch", "the policy failed on a touched leaf")
 
     # -- faults and figures --
+
+    def _last_fault(self) -> str:
+        return str(self.index.counters.last_fault)
 
     def fault(self, reason: str, message: str) -> None:
         self.active.note_fallback(reason, f"{message}; the engine's order serves instead")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_touch, cache_unified
 from .active import ActivePolicy, Conflict
@@ -31,9 +31,9 @@ def install(active: ActivePolicy, hooks: Any) -> None:
     guards: list[EvictionGuard] = []
 
     def build(stock: Callable[[Any], Any], ctx: Any) -> Any:
-        cache, guard = build_cache(active, stock, ctx)
-        guards[:] = [guard] if guard is not None else []
-        return cache
+        built = build_cache(active, stock, ctx)
+        guards[:] = [built.guard] if built.guard is not None else []
+        return built.cache
 
     hooks.register(CONSTRUCTION, build, HookType.AROUND)
     if needs_of(active).index and active.compiled.eviction.needs_metadata:
@@ -49,8 +49,16 @@ def needs_of(active: ActivePolicy) -> Needs:
     return Needs(index=bool(asked), time=bool(active.compiled.eviction.needs_time))
 
 
-def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> tuple[Any, EvictionGuard | None]:
-    """The engine's own cache, with the policy's eviction attached and its guard, or untouched and None."""
+class Built(NamedTuple):
+    """The engine's own cache, and what of ours is attached to it."""
+
+    cache: Any
+    guard: EvictionGuard | None = None  # None: the cache is untouched
+    metadata: cache_metadata.Metadata | None = None  # only where the policy needs it
+
+
+def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> Built:
+    """Build the engine's own cache with the policy's eviction attached, or untouched where the engine's order stays."""
     active.pool_tokens = int(ctx.params.token_to_kv_pool_allocator.size)
     needs = needs_of(active)
     if not needs.index:
@@ -75,31 +83,33 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
         name = type(cache).__name__
         _conflict(active, Verdict("stock", name, f"the policy's eviction does not know the prefix cache {name}"))
         active.core, active.core_reason = "engine", f"prefix cache {name}"
-        return cache, None
+        return Built(cache)
     node_class = type(cache.tree_core.root_node if is_unified else cache.root_node)
     node_class.kvp = None  # the one attribute that the index may set on a node
     attach(cache, guard)
     if guard.observes_touches:
         (cache_touch.attach_unified if is_unified else cache_touch.attach_radix)(cache, guard.touched)
+    metadata = None
     if eviction.needs_metadata:
         stamp = cache_metadata.attach_unified if is_unified else cache_metadata.attach_radix
-        cache_admit.attach(cache, stamp(cache, guard, _lora_names(ctx)))
+        metadata = stamp(cache, guard, _lora_names(ctx))
+        cache_admit.attach(cache, metadata)
     active.core, active.index = "kvpolicy", index
     tree = f"{type(cache).__name__}, {type(cache.tree_core).__name__}" if is_unified else type(cache).__name__
     active.core_reason = f"our index on {tree}"
     active.algorithm = eviction.policy or "lru, the engine's default"
     if eviction.score is not None:
         active.algorithm = f"score ({eviction.score.score_class})"
-    return cache, guard
+    return Built(cache, guard, metadata)
 
 
-def _stock(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any, reason: str) -> tuple[Any, None]:
+def _stock(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any, reason: str) -> Built:
     cache = stock(ctx)
     active.core = "engine"
     active.core_reason = reason
     core = getattr(cache, "tree_core", None)
     active.algorithm = f"{ctx.params.eviction_policy} on {type(cache if core is None else core).__name__}"
-    return cache, None
+    return Built(cache)
 
 
 def _conflict(active: ActivePolicy, verdict: Verdict) -> None:

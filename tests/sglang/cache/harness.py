@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvpolicy_sglang.active import ActivePolicy
-from kvpolicy_sglang.cache_hooks import build_cache
+from kvpolicy_sglang.cache_hooks import Built, build_cache
 
 from kvpolicy.compiler import compile_policy
 from kvpolicy.language import policy_from_flat
@@ -34,8 +34,8 @@ def activate(eviction: dict[str, Any], on_conflict: str = "error") -> ActivePoli
     )
 
 
-def attach(active: ActivePolicy, params: Any, factory: Callable[[Any], Any], **arguments: Any) -> tuple[Any, Any]:
-    """`(the cache that `factory` builds from `params`, its guard or None)` with `active` attached to it."""
+def attach(active: ActivePolicy, params: Any, factory: Callable[[Any], Any], **arguments: Any) -> Built:
+    """The cache that `factory` builds from `params`, with `active` attached to it."""
     context = SimpleNamespace(params=params, server_args=SimpleNamespace(**arguments), tp_worker=None)
     return build_cache(active, lambda ctx: factory(ctx.params), context)
 
@@ -43,6 +43,6 @@ def attach(active: ActivePolicy, params: Any, factory: Callable[[Any], Any], **a
 def build_ours(params: Any, policy: str, factory: Callable[[Any], Any]) -> tuple[Any, ActivePolicy]:
     """The cache with `policy: <built-in>`, as `--kv-policy` gives it."""
     active = activate({"policy": policy})
-    cache, guard = attach(active, params, factory)
-    assert guard is not None
-    return cache, active
+    built = attach(active, params, factory)
+    assert built.guard is not None
+    return built.cache, active

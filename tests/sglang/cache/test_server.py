@@ -127,6 +127,6 @@ def test_rules_in_a_real_server(probed: StartServer, tmp_path: Path, version: st
 
         block = running.internal_state()["kvpolicy"]
         assert block["fallbacks"] == {}
-        assert block["evictions_by_rule"][""] > 20
+        assert block["evictions"]["none"] > 20
         assert block["evict_calls"] > 20
         assert "leak" not in running.log().lower()

@@ -1,7 +1,7 @@
 """A second SGLang plugin, for tests alone: it counts what the scheduler's cache and allocator really hold.
 
-The count walks the engine's own tree, so it does not depend on anything that kvpolicy reports. It appears as `test_probe`
-in the server's internal state.
+The count walks the engine's own tree, so it does not depend on anything that kvpolicy reports. It appears as
+`test_probe` in the server's internal state.
 """
 
 from __future__ import annotations
