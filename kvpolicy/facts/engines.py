@@ -71,9 +71,14 @@ def parse_engine(text: str) -> EngineTarget:
         ) from None
     if not known:
         return EngineTarget(name, asked, version, True)
-    nearest = min(known, key=lambda candidate: (_distance(candidate, version), candidate))
+    nearest = _nearest(version, known)
     return EngineTarget(name, asked, nearest, nearest == version)
 
 
-def _distance(left: Version, right: Version) -> tuple[int, int, int]:
-    return abs(left[0] - right[0]), abs(left[1] - right[1]), abs(left[2] - right[2])
+def _nearest(version: Version, known: list[Version]) -> Version:
+    """The known release closest by patch number in the same series; else the last before it, else the first."""
+    series = [candidate for candidate in known if candidate[:2] == version[:2]]
+    if series:
+        return min(series, key=lambda candidate: (abs(candidate[2] - version[2]), candidate))
+    earlier = [candidate for candidate in known if candidate < version]
+    return max(earlier) if earlier else min(known)

@@ -24,5 +24,5 @@ class FactsArgumentError(ValueError):
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """``did you mean 'h200'?``, or the list of choices where nothing is close."""
     known = sorted(choices)
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    close = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"one of: {', '.join(known)}"

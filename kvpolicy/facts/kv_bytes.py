@@ -60,7 +60,9 @@ def kv_bytes_per_token(
     if bits == 4:
         row = 2 * _rank_heads(model.kv_heads, tp) * (model.head_dim // 2)
         scales = 2 * _rank_heads(model.kv_heads, tp) * model.head_dim // _FP4_BLOCK
-        workspace = 2 * _rank_heads(model.kv_heads, tp) * model.head_dim if fp4_workspace else 0
+        # Up to 0.5.20 every FP4 pool is charged for one FP8 workspace that its layers share.
+        has_workspace = fp4_workspace or version <= (0, 5, 20)
+        workspace = 2 * _rank_heads(model.kv_heads, tp) * model.head_dim if has_workspace else 0
         total = layers * (row + fp4_scale_copies * scales) + workspace
         return KvBytes(total, total, formula=f"{shape} * 1/2 byte + block scales")
     total = layers * full_row * bits // 8
@@ -99,7 +101,8 @@ def _with_sliding_pool(
     model: ModelFacts, kv_dtype: str, bits: int, tp: int, swa_share: float, full_row: int
 ) -> KvBytes:
     swa_row = _rank_heads(model.swa_kv_heads, tp) * (model.swa_head_dim + model.swa_v_head_dim)
-    full_token, swa_token = full_row * bits // 8, swa_row * bits // 8
+    element_bytes = max(bits // 8, 1)  # this configurator charges a whole byte for an FP4 element
+    full_token, swa_token = full_row * element_bytes, swa_row * element_bytes
     if kv_dtype == "mxfp8":
         full_token += full_row // _MXFP8_BLOCK
         swa_token += swa_row // _MXFP8_BLOCK

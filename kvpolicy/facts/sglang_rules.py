@@ -188,7 +188,7 @@ _BACKEND_CHECKS = (
         source="arg_groups/attention_hook.py handle_attention_backend_compatibility",
     ),
     Rule(
-        name="trtllm-mha-gpu", field="attention", effect=Deny(("trtllm_mha",)), not_gpu=("sm100",), until=(0, 5, 16),
+        name="trtllm-mha-gpu", field="attention", effect=Deny(("trtllm_mha",)), not_gpu=("sm100",), until=(0, 5, 18),
         reason="trtllm_mha prefill runs on SM100 only in this release",
         source="server_args.py _handle_attention_backend_compatibility",
     ),
@@ -315,7 +315,7 @@ _SCHEDULER = (
         reason="the backend serves models without MLA only", source=_REGISTRY,
     ),
     Rule(
-        name="mha-backend", field="decode_attention", model=("mla",), effect=Deny(("trtllm_mha",)),
+        name="mha-backend", field="decode_attention", model=("mla",), kv_dtype=("nvfp4",), effect=Deny(("trtllm_mha",)),
         reason="NVFP4 decodes on trtllm_mha, which serves models without MLA only", source=_REGISTRY,
     ),
     Rule(

@@ -14,9 +14,7 @@ __all__ = ["weight_bytes"]
 _QUANT_BITS = {"fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4.25, "modelopt": 8, "compressed-tensors": 8, "bitsandbytes": 4}
 
 
-def weight_bytes(
-    config: Mapping[str, Any], text: Mapping[str, Any], directory: Path | None
-) -> tuple[int | None, str]:
+def weight_bytes(config: Mapping[str, Any], text: Mapping[str, Any], directory: Path | None) -> tuple[int | None, str]:
     """(bytes of all weights before tensor parallelism, "files" | "estimate" | "")."""
     measured = _measured(directory) if directory is not None else 0
     if measured:

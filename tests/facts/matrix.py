@@ -22,8 +22,8 @@ _BACKENDS = (
 def cases(version: tuple[int, int, int]) -> list[dict[str, Any]]:
     """``{model, gpu, page_size?, kv_dtype?, attention?}``, grouped by device.
 
-    Left out: hybrids on a CPU (their state cache does not run there whatever is asked), and sparse attention on ROCm and
-    CPUs (decided by the installed Triton and by a CUDA call).
+    Left out: hybrids on a CPU (their state cache does not run there whatever is asked), and sparse attention on ROCm
+    and CPUs (decided by the installed Triton and by a CUDA call).
     """
     found = []
     for gpu in (*GPUS, "cpu"):

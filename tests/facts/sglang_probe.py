@@ -1,8 +1,8 @@
 """Runs inside one SGLang (no GPU needed): what its real resolution and pool sizing make of a deployment.
 
 Reads a JSON list of cases from stdin, writes one JSON line a case. A case is ``{gpu, config, page_size?, kv_dtype?,
-attention?, tp?, cell_dtype?}``. SGLang probes the machine through a few torch and driver calls; they are answered for the
-device named, so that every branch below them is SGLang's own.
+attention?, tp?, cell_dtype?}``. SGLang probes the machine through a few torch and driver calls; they are answered for
+the device named, so that every branch below them is SGLang's own.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ def _cell_size(args: Any, view: Any, case: dict[str, Any]) -> float:
         use_mla_backend=model_config.attention_arch.name == "MLA",
         server_args=_Open(
             enable_hisparse=False,
+            kv_cache_dtype=dtype_name,
             prefill_attention_backend=prefill,
             decode_attention_backend=decode,
             attention_backend=view.attention_backend,
@@ -206,8 +207,8 @@ def _cell_size(args: Any, view: Any, case: dict[str, Any]) -> float:
             start_layer=0,
             end_layer=len(layers),
             num_effective_layers=len(layers),
-            full_attention_layer_ids=model_config.full_attention_layer_ids,
-            swa_attention_layer_ids=model_config.swa_attention_layer_ids,
+            full_attention_layer_ids=getattr(model_config, "full_attention_layer_ids", None),
+            swa_attention_layer_ids=getattr(model_config, "swa_attention_layer_ids", None),
         ),
         spec_algorithm=_Open(is_eagle=no, is_standalone=no, is_dflash_family=no, is_dflash=no, is_none=lambda: True),
         is_draft_worker=False,

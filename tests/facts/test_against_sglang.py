@@ -91,6 +91,8 @@ def test_cell_sizes_are_the_engines(sglang_env: Callable[..., Any], version: str
             ("llama-3.1-8b", "mxfp8", None),
             ("llama-3.1-8b", "nvfp4", "trtllm_mha"),
             ("llama-3.1-8b", "fp4_mx_block16", "triton"),
+            ("gpt-oss-20b", "nvfp4", "trtllm_mha"),
+            ("gpt-oss-20b", "mxfp8", None),
             ("deepseek-v2-lite", "fp4_mx_block16", "flashinfer"),
         )
     ]
