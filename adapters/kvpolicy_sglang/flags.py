@@ -37,7 +37,7 @@ def role_of_process(argv: Sequence[str], environ: Mapping[str, str], *, is_spawn
     `KVPOLICY_DISABLE=1` only a launcher given the flag is one: it must still accept the flag.
     """
     if disabled(environ):
-        return Role.LAUNCHER if _flag_given(argv) else Role.NONE
+        return Role.LAUNCHER if _flag_given(argv) and not is_spawned else Role.NONE  # children inherit argv
     carried = environ.get(CARRY_ENV, "")
     is_own = bool(carried) and carried.startswith(f"{os.getpid()}:")
     if carried and is_spawned and not is_own:

@@ -54,7 +54,8 @@ def in_children(statements: str) -> str:
 
 def launch(engine: EngineEnv, model: Path, *flags: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a launcher that is expected to end by itself; its output is stdout and stderr together."""
-    command = [str(engine.python), "-m", "sglang.launch_server", *server_arguments(model, flags, None, free_port())]
+    arguments = server_arguments(model, ["--max-total-tokens", "1024", *flags], None, free_port())
+    command = [str(engine.python), "-m", "sglang.launch_server", *arguments]
     return subprocess.run(
         command,
         env=engine.env,

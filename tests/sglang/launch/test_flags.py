@@ -40,6 +40,12 @@ def test_role(argv: list[str], environ: dict[str, str], role: Role) -> None:
     assert role_of_process(argv, environ, is_spawned=CARRY_ENV in environ) is role
 
 
+def test_disabled_leaves_the_children_of_a_launcher_alone() -> None:
+    """Spawned children inherit argv, the flag included."""
+    argv = [*SERVER, "--kv-policy", "p.yaml"]
+    assert role_of_process(argv, {DISABLE_ENV: "1"}, is_spawned=True) is Role.NONE
+
+
 def test_a_server_started_by_a_server_is_a_launcher_of_its_own() -> None:
     environ = {CARRY_ENV: CARRIED_BY_OTHER}
     assert role_of_process(SERVER, environ, is_spawned=False) is Role.NONE

@@ -142,7 +142,7 @@ CHILD_FAULTS = {
 def test_a_fault_in_the_child_only(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path, fault: str) -> None:
     statements, words = CHILD_FAULTS[fault]
     engine = injecting(sglang_env(DEMO), tmp_path / "fault", in_children(statements))
-    done = launch(engine, tiny_model, "--kv-policy", str(write_policy(tmp_path)), "--max-total-tokens", "2048")
+    done = launch(engine, tiny_model, "--kv-policy", str(write_policy(tmp_path)))
     assert done.returncode not in (0, None)
     assert_said(done, words)
     assert "Uvicorn running" not in done.stdout

@@ -19,6 +19,8 @@ from tools.server import Server, free_port, run_server, server_arguments, stop_g
 
 pytestmark = [pytest.mark.engine, pytest.mark.server]
 
+# Without a bound the pool would take all of the machine's memory.
+POOL = ("--max-total-tokens", "1024")
 ENTRY = "from sglang.cli.main import main; main()"
 
 
@@ -75,8 +77,7 @@ def test_launch_server_reports_and_a_file_changed_meanwhile_changes_nothing(
     loaded.write_text(policy.read_text())
     change = f"import pathlib\npathlib.Path({str(policy)!r}).write_text('page_size: 32')"
     engine = injecting(sglang_env("0.5.20"), tmp_path / "change", in_children(change))
-    flags = ["--enable-metrics", "--max-total-tokens", "1024"]
-    with run_server(engine, tiny_model, *flags, policy=policy, log_path=tmp_path / "log") as server:
+    with run_server(engine, tiny_model, *POOL, "--enable-metrics", policy=policy, log_path=tmp_path / "log") as server:
         assert policy.read_text() == "page_size: 32"
         before = check_block(server, loaded)
         assert before["evict_calls"] == 0
@@ -97,7 +98,7 @@ def test_launch_server_reports_and_a_file_changed_meanwhile_changes_nothing(
 
 def test_launch_server_on_the_oldest_cache(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path)
-    with run_server(sglang_env("0.5.18"), tiny_model, policy=policy, log_path=tmp_path / "log") as server:
+    with run_server(sglang_env("0.5.18"), tiny_model, *POOL, policy=policy, log_path=tmp_path / "log") as server:
         check_block(server, policy)
 
 
@@ -105,7 +106,7 @@ def test_sglang_serve_from_a_config_file(sglang_env: SglangEnv, tiny_model: Path
     policy = write_policy(tmp_path)
     config = tmp_path / "server.yaml"
     config.write_text(f"kv-policy: {policy}\npage-size: 16\n")  # explicit and equal: no conflict
-    with served(sglang_env("0.5.23"), tiny_model, tmp_path / "log", "--config", str(config)) as server:
+    with served(sglang_env("0.5.23"), tiny_model, tmp_path / "log", *POOL, "--config", str(config)) as server:
         live = check_block(server, policy)
         assert live["settings"]["cache.page_size"]["decided_by"] == "--page-size 16"
 
@@ -145,7 +146,7 @@ def test_installed_without_a_policy_nothing_is_patched(
 ) -> None:
     """On 0.5.23, which loads plugins in the most kinds of process."""
     engine = with_witness(sglang_env("0.5.23"), tmp_path)
-    with run_server(engine, tiny_model, log_path=tmp_path / "log") as server:
+    with run_server(engine, tiny_model, *POOL, log_path=tmp_path / "log") as server:
         assert "kvpolicy" not in server.server_info()
         assert "kvpolicy" not in server.internal_state()
     told = [json.loads(path.read_text()) for path in (tmp_path / "told").iterdir()]
@@ -158,7 +159,7 @@ def test_installed_without_a_policy_nothing_is_patched(
 def test_disabled_accepts_the_flag_and_runs_stock(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path)
     engine = with_witness(sglang_env("0.5.20", {"KVPOLICY_DISABLE": "1"}), tmp_path)
-    with run_server(engine, tiny_model, policy=policy, log_path=tmp_path / "log") as server:
+    with run_server(engine, tiny_model, *POOL, policy=policy, log_path=tmp_path / "log") as server:
         info = server.server_info()
         assert "kvpolicy" not in info
         assert info["page_size"] == 1
