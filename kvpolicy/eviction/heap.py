@@ -147,13 +147,18 @@ class LazyHeap(Generic[H]):
 
     def _first(self) -> _Entry | None:
         """The live entry with the smallest key of all, at the top of its heap and exact."""
-        first = None
-        for generation in self._generations:
-            if generation.live:
-                top = self._settled(generation.heap, generation.live)
-                if first is None or top < first:
-                    first = top
-        return first
+        while True:
+            first, where = None, None
+            for generation in self._generations:
+                if generation.live:
+                    top = generation.heap[0]
+                    if first is None or top < first:
+                        first, where = top, generation
+            if first is None or where is None:
+                return None
+            # Unsettled tops are lower bounds, so only the smallest has to be looked at.
+            if self._settled(where.heap, where.live) is first:
+                return first
 
     def _settled(self, heap: list[_Entry], live: int) -> _Entry:
         """Bring the live entry with the smallest current key to the top of a heap that has one."""
