@@ -1,8 +1,8 @@
 """Policy document -> what an adapter installs.
 
-Sits between the language and the adapters: it turns the typed, engine-resolved document into four plans (cache, backend,
-allocator, eviction). It decides nothing an engine decides; an adapter asks for the preferred value, lets the engine have
-the last word, and compares the outcome with :meth:`Preference.accepts`.
+Sits between the language and the adapters: it turns the typed, engine-resolved document into four plans (cache,
+backend, allocator, eviction). It decides nothing an engine decides; an adapter asks for the preferred value, lets the
+engine have the last word, and compares the outcome with :meth:`Preference.accepts`.
 """
 
 from __future__ import annotations
