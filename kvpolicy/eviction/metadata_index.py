@@ -139,6 +139,8 @@ class MetadataIndex(EvictionIndex):
     def admit(self, request: RequestInfo, depth_tokens: int, size_tokens: int) -> bool:
         if self._rules is None or not self._rules.has_admission:
             return True
+        if request.priority is not None:  # clamped as every rule sees it
+            request = replace(request, priority=self._clamped(request.priority))
         try:
             return not self._rules.refuses(request, self._new_meta(request, size_tokens, depth_tokens))
         except Exception as fault:

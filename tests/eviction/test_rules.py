@@ -155,6 +155,12 @@ def test_admission_is_refused_by_the_first_match_only() -> None:
     assert compiled("lru", rules=[keep]).make_index(100).admit(RequestInfo(priority=-1), 10, 10)
 
 
+def test_admission_sees_the_clamped_priority() -> None:
+    never = {"name": "bulky", "match": "request.priority >= 9", "admit": "never"}
+    assert compiled("lru", rules=[never], max_priority=5).make_index(100).admit(RequestInfo(priority=9), 10, 10)
+    assert not compiled("lru", rules=[never]).make_index(100).admit(RequestInfo(priority=9), 10, 10)
+
+
 def test_priority_of_a_rule_stands_in_for_the_requests() -> None:
     rules = [{"name": "outputs", "match": "is_output", "priority": 9}]
     tree = tree_of(rules, "priority", max_priority=5)

@@ -1,0 +1,63 @@
+"""Runs one of this folder's programs inside a real SGLang, with the witness loaded beside kvpolicy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tools.environment import EngineEnv
+
+HERE = Path(__file__).resolve().parent
+
+#: SGLang's own memory checks, all of them, and fatal: while it serves, and when it is idle.
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+}
+
+
+def with_witness(engine: EngineEnv, folder: Path, **env: str) -> EngineEnv:
+    """`engine` with witness.py as an installed plugin; `env` is added."""
+    info = folder / "witness-1.dist-info"
+    if not info.exists():
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: witness\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nwitness = witness:load\n")
+    path = os.pathsep.join([str(folder), str(HERE), engine.env["PYTHONPATH"]])
+    return EngineEnv(engine.version, engine.python, {**engine.env, **STRICT, **env, "PYTHONPATH": path})
+
+
+def start(engine: EngineEnv, program: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """`program` of this folder as a process of that engine; see :func:`told`."""
+    return subprocess.Popen(
+        [str(engine.python), str(HERE / program), *map(str, arguments)],
+        env=engine.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def told(process: subprocess.Popen[str], timeout_s: float = 840) -> tuple[list[Any], str]:
+    """`(the JSON values it told, everything it printed)`; fails if it ended badly."""
+    output, _ = process.communicate(timeout=timeout_s)
+    assert process.returncode == 0, f"exit code {process.returncode}:\n{output[-6000:]}"
+    lines = [line.removeprefix("TOLD ") for line in output.splitlines() if line.startswith("TOLD ")]
+    return [json.loads(line) for line in lines], output
+
+
+def run(engine: EngineEnv, program: str, *arguments: str | Path) -> tuple[list[Any], str]:
+    return told(start(engine, program, *arguments))
+
+
+def assert_sound(state: dict[str, Any]) -> None:
+    """An idle scheduler: every slot is free or held once, the index agrees with itself, and no policy step failed."""
+    seen, block = state["witness"], state.get("kvpolicy")
+    assert (seen["held_twice"], seen["free_and_held"], seen["nowhere"], seen["check"]) == (0, 0, 0, "")
+    assert seen["available_tokens"] + seen["evictable_tokens"] == seen["pool_tokens"]
+    assert seen["protected_tokens"] == 0
+    if block is not None:
+        assert (block["fallbacks"], block["last_fault"]) == ({}, None)
+        assert block["core"] == "kvpolicy"

@@ -1,0 +1,132 @@
+"""A second SGLang plugin, loaded beside kvpolicy's in test processes only: it looks into the scheduler, and breaks it.
+
+Looking: each `/server_info` (or `Engine.get_server_info`) gets a block `witness` of what the scheduler holds at that
+moment: free slots, the tree's nodes and slots, the books that do not balance, the index's own `check()`, and the victim
+digest after each eviction call. It works for stock too, which shows no kvpolicy block.
+
+Breaking: PROOF_FAULT names one fault, injected at the arrival of request PROOF_FAULT_AT, so that each detector of these
+tests is seen to detect:
+
+    wrong-slot   one slot of the longest cached prefix gets the keys and values of another: what a slot that was freed
+                 too early and written again looks like
+    lost-slot    one page is taken out of the allocator and forgotten
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+digests: list[str] = []  # after each eviction call of this process
+arrived = 0
+
+
+def load() -> None:
+    """The entry point. Schedulers only: elsewhere there is nothing to look at."""
+    if "sglang.srt.managers.scheduler" not in sys.modules:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    HookRegistry.register(f"{scheduler}.get_internal_state", add_block, HookType.AFTER)
+    HookRegistry.register(f"{scheduler}.handle_generate_request", on_arrival, HookType.BEFORE)
+    if "KVPOLICY_CARRY" in os.environ:
+        HookRegistry.register("kvpolicy_sglang.active.ActivePolicy.observe_evict", after_evict, HookType.AFTER)
+
+
+def after_evict(_result: None, active: Any, *_: Any) -> None:
+    if active.index is not None:
+        digests.append(f"{active.index.victim_digest:016x}")
+
+
+def add_block(result: Any, scheduler: Any, *_: Any) -> None:
+    result.internal_state["witness"] = look(scheduler)
+
+
+def on_arrival(scheduler: Any, *_: Any) -> None:
+    global arrived
+    arrived += 1
+    if arrived == int(os.environ.get("PROOF_FAULT_AT", 0)):
+        FAULTS[os.environ["PROOF_FAULT"]](scheduler)
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+def look(scheduler: Any) -> dict[str, Any]:
+    cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+    free, held = free_slots(allocator), [slot for node in nodes_of(cache) for slot in slots_of(node)]
+    pool = set(range(allocator.page_size, allocator.size + allocator.page_size))  # the first page is padding
+    return {
+        "available_tokens": int(allocator.available_size()),
+        "evictable_tokens": int(cache.evictable_size()),
+        "protected_tokens": int(cache.protected_size()),
+        "nodes": len(nodes_of(cache)),
+        "free_slots": sorted(free),
+        "held_twice": len(held) - len(set(held)),
+        "free_and_held": len(free & set(held)),
+        "nowhere": len(pool - free - set(held)),
+        "pool_tokens": int(allocator.size),
+        "check": check_index(),
+        "digests": digests,
+    }
+
+
+def check_index() -> str:
+    """The failed invariant of kvpolicy's own index; empty if there is none, or no index."""
+    if "KVPOLICY_CARRY" not in os.environ:
+        return ""
+    from kvpolicy_sglang.active import current
+
+    active = current()
+    if active is None or active.index is None:
+        return ""
+    try:
+        active.index.check()
+    except AssertionError as error:
+        return f"broken: {error}"
+    return ""
+
+
+def nodes_of(cache: Any) -> list[Any]:
+    """Every node but the root."""
+    root = cache.tree_core.root_node if hasattr(cache, "tree_core") else cache.root_node
+    found, waiting = [], [root]
+    while waiting:
+        children = list(waiting.pop().children.values())
+        found += children
+        waiting += children
+    return found
+
+
+def slots_of(node: Any) -> list[int]:
+    value = node.value if hasattr(node, "value") else node.component_data[0].value
+    return [int(slot) for slot in value.tolist()]
+
+
+def free_slots(allocator: Any) -> set[int]:
+    parts = (allocator.free_pages, allocator.release_pages)
+    pages = [page for part in parts if part is not None for page in part.tolist()]
+    size = allocator.page_size
+    return {page * size + offset for page in pages for offset in range(size)} if size > 1 else set(pages)
+
+
+# -- breaking ---------------------------------------------------------------------------------------------------------
+
+
+def wrong_slot(scheduler: Any) -> None:
+    cache = scheduler.tree_cache
+    (first, *_), *others = sorted((slots_of(node) for node in nodes_of(cache)), key=len, reverse=True)
+    victim, other = first, others[0][0]
+    kv = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    for buffer in (*kv.k_buffer, *kv.v_buffer):
+        buffer[victim] = buffer[other]
+
+
+def lost_slot(scheduler: Any) -> None:
+    allocator = scheduler.token_to_kv_pool_allocator
+    allocator.free_pages = allocator.free_pages[1:]
+
+
+FAULTS = {"wrong-slot": wrong_slot, "lost-slot": lost_slot}
