@@ -5,15 +5,18 @@ Only what is certain is said no to; everything else is the engine's to refuse.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+from kvpolicy.facts.engines import parse_engine
+from kvpolicy.facts.gpus import device_traits
+from kvpolicy.facts.resolve import refused_by_device
+
 __all__ = ["possible_on"]
 
 _ON_CPU = {"torch_native", "intel_amx", "flex_attention"}
-# Attention backends by the major CUDA compute capability they are built for (SGLang's own gates).
-_CUDA_MAJOR = {"fa3": {8, 9}, "trtllm_mha": {10}, "trtllm_mla": {10}, "cutedsl_mla": {10}}
 
 # Eviction orders every supported SGLang has, listed for its command line or not.
 _ORDERS = {"lru", "lfu", "fifo", "filo", "mru", "slru", "priority"}
@@ -32,6 +35,15 @@ def possible_on(device: str | None) -> Callable[[str, Any], bool]:
 
     kind = (device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")[0]
 
+    is_rocm = kind == "cuda" and torch.version.hip is not None
+    has_cuda = kind == "cuda" and torch.version.cuda is not None
+    traits = device_traits(
+        "hip" if is_rocm else kind,
+        capability_major=torch.cuda.get_device_capability()[0] if has_cuda else None,
+        amx=kind == "cpu" and bool(torch.cpu._is_amx_tile_supported()),
+    )
+    version = parse_engine(f"sglang=={importlib.metadata.version('sglang')}").facts
+
     def attention(name: Any) -> bool:
         if name == "auto":
             return True
@@ -39,14 +51,10 @@ def possible_on(device: str | None) -> Callable[[str, Any], bool]:
             return name in _ON_CPU
         if name == "flashinfer" and importlib.util.find_spec("flashinfer") is None:
             return False
-        if kind == "cuda" and torch.version.cuda and name in _CUDA_MAJOR:
-            return torch.cuda.get_device_capability()[0] in _CUDA_MAJOR[name]
-        return True
+        return refused_by_device("attention", name, version=version, traits=traits) is None
 
     def kv_dtype(name: Any) -> bool:
-        if kind != "cpu" or name in {"auto", "bf16", "fp16", "fp32"}:
-            return True
-        return bool(name == "fp8_e4m3" and torch.cpu._is_amx_tile_supported())
+        return refused_by_device("kv_dtype", name, version=version, traits=traits) is None
 
     def order(name: Any) -> bool:
         return name in _ORDERS or name in _listed_orders()

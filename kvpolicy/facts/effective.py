@@ -11,8 +11,8 @@ from kvpolicy.facts.evidence import evidence_for
 from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.gpus import Gpu
 from kvpolicy.facts.model import ORDINARY
-from kvpolicy.facts.resolve import Outcome, Refusal, Settings, Step, resolve_sglang
-from kvpolicy.facts.rules import Field, Note, Value
+from kvpolicy.facts.resolve import Outcome, Refusal, Settings, Step, refused_by_device, resolve_sglang
+from kvpolicy.facts.rules import Field, Note, Rule, Value
 from kvpolicy.language import Policy
 
 __all__ = ["asked_of", "report_effective"]
@@ -46,7 +46,9 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
         findings.add("KVP515", "info", "", message, "add --gpu h200")
         return None
     asked = asked_of(findings.policy)
-    outcome = _resolve(asked, where, target, where.gpu)
+    fallbacks = _fallbacks(findings.policy, asked, target, where.gpu)
+    tried = replace(asked, **{name: value for name, (value, _) in fallbacks.items()})  # type: ignore[arg-type]
+    outcome = _resolve(tried, where, target, where.gpu)
     if where.model is None:
         message = "no model was given: an ordinary grouped-query model in bf16 is assumed"
         findings.add("KVP515", "info", "", message, "add --model with the model's folder or config.json")
@@ -54,10 +56,13 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
         _refused(findings, where, target, where.gpu, outcome, refusal)
     if outcome.refusals:
         return outcome  # the engine does not start: what it would have settled on would mislead
+    why = {name: rule.reason for name, (_, rule) in fallbacks.items()}
     _settled(findings, where, outcome, "KVP501", "page_size", asked.page_size, outcome.page_size)
-    _settled(findings, where, outcome, "KVP502", "kv_dtype", _unless_auto(asked.kv_dtype), outcome.kv_dtype)
+    kv_dtype = _unless_auto(asked.kv_dtype)
+    _settled(findings, where, outcome, "KVP502", "kv_dtype", kv_dtype, outcome.kv_dtype, why.get("kv_dtype"))
     _evidence(findings, where, outcome.kv_dtype)
-    _settled(findings, where, outcome, "KVP503", "attention", outcome.requested.attention, outcome.attention)
+    backend = outcome.requested.attention if "attention" not in fallbacks else asked.attention
+    _settled(findings, where, outcome, "KVP503", "attention", backend, outcome.attention, why.get("attention"))
     for step in outcome.notes:
         severity: Any = "warning" if isinstance(step.rule.effect, Note) and step.rule.effect.warn else "info"
         findings.add("KVP507", severity, _FIELDS[step.rule.field][1], step.why, None, _cite(step))
@@ -68,8 +73,30 @@ def _resolve(asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu)
     return resolve_sglang(asked, version=target.facts, gpu=gpu, model=where.model or ORDINARY, tp=where.tp)
 
 
+def _fallbacks(policy: Policy, asked: Settings, target: EngineTarget, gpu: Gpu) -> dict[Field, tuple[Value, Rule]]:
+    """As the adapter does at start: where the device cannot run the first choice, the first accepted one it can."""
+    found: dict[Field, tuple[Value, Rule]] = {}
+    names: tuple[Field, ...] = ("attention", "kv_dtype")
+    for name in names:
+        first: Value | None = getattr(asked, name)
+        rule = refused_by_device(name, first, version=target.facts, traits=gpu.traits) if first is not None else None
+        for value in _accepted(policy, name) if rule is not None else ():
+            if refused_by_device(name, value, version=target.facts, traits=gpu.traits) is None:
+                assert rule is not None
+                found[name] = (value, rule)
+                break
+    return found
+
+
 def _settled(
-    findings: Findings, where: Deployment, outcome: Outcome, code: str, name: Field, asked: Value | None, value: Value
+    findings: Findings,
+    where: Deployment,
+    outcome: Outcome,
+    code: str,
+    name: Field,
+    asked: Value | None,
+    value: Value,
+    fallback: str | None = None,
 ) -> None:
     """A fact, or a conflict where the engine settles on something the policy does not accept."""
     label, path = _FIELDS[name]
@@ -82,7 +109,9 @@ def _settled(
             shown = f"{outcome.prefill_attention} for prefill, {outcome.decode_attention} for decode"
             data |= {"prefill": outcome.prefill_attention, "decode": outcome.decode_attention}
     data["rules"] = [_cite(step) for step in steps]
-    why = "; ".join(step.why for step in steps) or (outcome.kv_dtype_why if name == "kv_dtype" else "")
+    reasons = [fallback] if fallback else []
+    reasons += [step.why for step in steps]
+    why = "; ".join(reasons) or (outcome.kv_dtype_why if name == "kv_dtype" else "")
     because = f": {why}" if why else ""
     if asked is None or value == asked or value in _accepted(findings.policy, name):
         told = f" (asked {asked})" if asked is not None else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvpolicy.facts.errors import FactsArgumentError, did_you_mean
 
-__all__ = ["GPUS", "Gpu", "parse_gpu", "parse_memory_bytes"]
+__all__ = ["GPUS", "Gpu", "device_traits", "parse_gpu", "parse_memory_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,16 @@ class Gpu:
     memory_mib: int | None  # None: host memory, unknown here
 
 
+def device_traits(kind: str, *, capability_major: int | None = None, amx: bool = False) -> frozenset[str]:
+    """Traits of a device that was probed: ``kind`` is cuda, hip, xpu or cpu; ``capability_major`` of CUDA devices."""
+    traits = {kind} | ({"amx"} if amx else set())
+    if kind == "cuda" and capability_major is not None:
+        traits |= {f"sm{capability_major}0"} | ({"blackwell"} if capability_major >= 10 else set())
+    return frozenset(traits)
+
+
 def _cuda(name: str, label: str, major: int, memory_mib: int) -> Gpu:
-    traits = {"cuda", f"sm{major}0"} | ({"blackwell"} if major >= 10 else set())
-    return Gpu(name, label, frozenset(traits), memory_mib)
+    return Gpu(name, label, device_traits("cuda", capability_major=major), memory_mib)
 
 
 def _hip(name: str, label: str, arch: str, memory_mib: int) -> Gpu:

@@ -11,7 +11,7 @@ from kvpolicy.facts.model import ModelFacts
 from kvpolicy.facts.rules import Allow, Default, Deny, Field, Force, Multiple, Note, Rule, Snap, Value
 from kvpolicy.facts.sglang_rules import RULES
 
-__all__ = ["Outcome", "Refusal", "Request", "Settings", "Step", "resolve_sglang"]
+__all__ = ["Outcome", "Refusal", "Request", "Settings", "Step", "refused_by_device", "resolve_sglang"]
 
 # arg_groups/overrides.py _MAMBA_EXTRA_BUFFER_ARCHS (by prefix): hybrids whose state is kept per page.
 _EXTRA_BUFFER_PREFIXES = (
@@ -125,6 +125,27 @@ def resolve_sglang(
             steps.append(Step(rule, before, after))
             settings = _with(settings, rule.field, after)
     return _outcome(request, settings, steps, refusals, model, chunk)
+
+
+def refused_by_device(name: Field, value: Value, *, version: Version, traits: frozenset[str]) -> Rule | None:
+    """The row under which no model starts with this value on such a device; None when it may start.
+
+    An adapter asks it before the engine is asked, so that an accepted value can be tried instead. ``traits``: as of
+    :class:`Gpu`; ``gpus.device_traits`` makes them for the machine at hand.
+    """
+    for rule in RULES:
+        bare = not (rule.model or rule.not_model or rule.attention or rule.kv_dtype or rule.attention_unset)
+        if (
+            rule.field == name
+            and bare
+            and isinstance(rule.effect, Allow | Deny)
+            and rule.since <= version <= rule.until
+            and not (rule.gpu and traits.isdisjoint(rule.gpu))
+            and traits.isdisjoint(rule.not_gpu)
+            and _refused(rule, value, _UNKNOWN_MEMORY_CHUNK)
+        ):
+            return rule
+    return None
 
 
 def _applies(rule: Rule, settings: Settings, *, version: Version, gpu: Gpu, traits: frozenset[str]) -> bool:

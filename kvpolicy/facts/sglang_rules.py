@@ -298,6 +298,10 @@ _SCHEDULER = (
         reason="HPC-Ops runs on Hopper only", source=f"{_REGISTRY} create_hpc_ops_backend",
     ),
     Rule(
+        name="cpu-backend", field="attention", effect=Deny(("triton",)), gpu=("cpu",),
+        reason="CPUs run torch_native, intel_amx or flex_attention", source=_REGISTRY,
+    ),
+    Rule(
         name="rocm-backend", field="attention", effect=Deny(("aiter", "wave")), not_gpu=("hip",),
         reason="the backend runs on ROCm only", source=_REGISTRY,
     ),

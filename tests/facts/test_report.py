@@ -87,12 +87,25 @@ def test_an_override_inside_accept_is_a_fact() -> None:
 
 
 def test_a_refusal_is_an_error_whatever_on_conflict_says_and_offers_a_way_out() -> None:
-    text = "cache: {kv_dtype: {prefer: nvfp4, accept: [nvfp4, fp8_e4m3]}, on_conflict: warn}"
+    text = "cache: {kv_dtype: nvfp4, on_conflict: warn}"
     items = report(policy(text), engine="sglang==0.5.23", gpu="h200")
     refusal = found(items, "KVP512")
     assert refusal.severity == "error"
-    assert refusal.help == "fp8_e4m3 would start"
+    assert refusal.help == "auto would start"
     assert "KVP501" not in codes(items), "figures of a server that never starts"
+
+
+def test_what_the_device_cannot_run_falls_back_inside_accept() -> None:
+    text = "cache: {kv_dtype: {prefer: nvfp4, accept: [nvfp4, fp8_e4m3]}}"
+    items = report(policy(text), engine="sglang==0.5.23", gpu="h200")
+    assert not {item.severity for item in items} & {"error", "warning"}
+    message = found(items, "KVP502").message
+    assert message == "KV dtype fp8_e4m3 (asked nvfp4): nvfp4 KV needs Blackwell SM100 or SM120"
+    on_cpu = "backend: {attention: {prefer: fa3, accept: [fa3, torch_native]}}"
+    items = report(policy(on_cpu), engine="sglang==0.5.20", gpu="cpu")
+    assert found(items, "KVP503").message.startswith(
+        "attention backend torch_native (asked fa3): FlashAttention 3 runs"
+    )
 
 
 @pytest.mark.parametrize("asked", ["0.5.19", "0.5.22", "0.5.99", "0.4.0", "1.0"])
