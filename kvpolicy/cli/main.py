@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "explain": "explain a diagnostic code, with a bad and a good example",
     "init": "write a commented policy to start from",
     "list": "list the shipped policies",
+    "recommend": "search a policy for a trace, with evidence, or say that stock LRU is best",
     "replay": "replay traces under policies: hit rate, prefill saved, distance to the optimum",
     "schema": "print the JSON Schema for editors",
     "show": "print the effective policy, after `extends`",

@@ -197,6 +197,8 @@ class Simulator:
     ) -> Node:
         """Make ``full[start:stop]`` resident below ``parent``, cut at the end of the prompt; the last node."""
         info, priority = request.info, request.info.priority or 0
+        if start < stop and not parent.children and not parent.lock:
+            self.index.discard(parent)  # a leaf beyond the locked path gets a child
         for low, high in ((start, min(stop, prompt_pages)), (max(start, prompt_pages), stop)):
             if low >= high:
                 continue

@@ -67,4 +67,4 @@ def test_lru_hits_what_a_real_server_hits(server, version: str, page: int) -> No
                 differences.append((at, len(prompt), out, cached, simulated))
     assert not differences, f"(request, prompt, output, cached by the server, simulated): {differences[:10]}"
     assert hits > 1000, "the case is no test of hits"
-    assert simulator.stats.evicted_tokens > 5 * POOL_TOKENS, "the case is no test of eviction"
+    assert simulator.stats.evicted_tokens > 3 * POOL_TOKENS, "the case is no test of eviction"

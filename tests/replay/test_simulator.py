@@ -101,6 +101,17 @@ def test_outputs_are_kept_and_marked(granularity: str) -> None:
     assert all(is_output == (key in ("cd", "c", "d")) for key, is_output in marks.items()), marks
 
 
+@GRANULARITIES
+def test_a_leaf_beyond_the_reusable_part_that_gets_a_child_is_evictable_no_more(granularity: str) -> None:
+    sim = simulator(granularity=granularity)
+    serve(sim, "ab")
+    request = Request(0, 2, 1, ["a", "b"], ["a", "b", "c"])
+    assert sim.request(request, ["a", "b"], 1, ["a", "b", "c"]) == 1
+    assert len(sim.index) == 1
+    serve(sim, "stuvwxyz")
+    assert resident(sim) == {"stuvwxyz"}
+
+
 def policy_text(text: str) -> Eviction:
     from kvpolicy.language import load_text
 
@@ -179,9 +190,9 @@ def test_invariants_hold_after_every_request(
         assert 0 <= hit < len(prompt)
         sim.check()
         sim.index.check()
-    leaves = {node for node in sim.tree.walk() if not node.children and not node.lock}
-    assert len(sim.index) == len(leaves)
-    assert all(leaf in sim.index for leaf in leaves)
+        leaves = {node for node in sim.tree.walk() if not node.children and not node.lock}
+        assert len(sim.index) == len(leaves)
+        assert all(leaf in sim.index for leaf in leaves)
     assert sim.index.counters.fallbacks == 0
 
 

@@ -1,0 +1,94 @@
+"""Search a policy for a trace, and write it with the evidence, or say plainly that stock LRU is best."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from kvpolicy.cli.progress import Progress
+from kvpolicy.cli.trace_arguments import add_trace_arguments, capacities, open_trace, positive, tokens
+from kvpolicy.replay.errors import TraceError, TraceUsageError
+from kvpolicy.replay.recommend import OBJECTIVES, Recommendation, Trial, candidates, judge, objective_of, trial
+from kvpolicy.replay.run import Settings, replay
+from kvpolicy.replay.search import evictions_of, render_evidence, render_policy
+from kvpolicy.replay.simulator import GRANULARITIES
+
+__all__ = ["add_arguments", "run"]
+
+_BATCH = 6  # candidates a pass over the trace: what Ctrl-C may lose
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", metavar="TRACE", help="a trace file (.jsonl, .gz, .zst); read once for every batch")
+    parser.add_argument("--capacity", type=capacities, required=True, metavar="TOKENS,...", help="pool sizes in tokens")
+    parser.add_argument(
+        "--objective", choices=sorted(OBJECTIVES), default="hit", help="what to maximise (default: hit)"
+    )
+    parser.add_argument("--candidates", type=positive, default=48, metavar="N", help="how many to try (default: 48)")
+    parser.add_argument("--page-size", type=tokens, metavar="TOKENS", help="default: the trace's own block size")
+    parser.add_argument("--granularity", choices=sorted(GRANULARITIES), default="node")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write the policy (default: stdout)")
+    add_trace_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.trace == "-":
+        print("kvpolicy recommend: the trace is read several times: give a file", file=sys.stderr)
+        return EXIT_USAGE
+    trials: list[Trial] = []
+    described = interrupted = ""
+    tried = candidates(args.seed, args.candidates)
+    try:
+        measure = objective_of(args.objective)
+        settings = Settings(args.capacity, args.page_size, args.granularity, bounds=False)
+        for at in range(0, len(tried), _BATCH):
+            batch = tried[at : at + _BATCH]
+            trace = open_trace(args.trace, args)
+            with Progress(trace.lines, f"{at}/{len(tried)} tried") as progress:
+                done = replay(trace, evictions_of(batch), settings, progress)
+            by_name = {candidate.name: candidate for candidate in batch}
+            trials += [
+                trial(by_name[each.policy], each.capacity_tokens, done.input_tokens, each.hit_tokens, measure)
+                for each in done.runs
+            ]
+            described = f"{done.trace}: {done.requests:,} requests, digest {done.digest}"
+    except KeyboardInterrupt:
+        if not trials:
+            raise
+        interrupted = f"interrupted after {len(trials) // len(args.capacity)} of {len(tried)} candidates"
+    except TraceError as error:
+        print(error, file=sys.stderr)
+        return EXIT_ERROR
+    except TraceUsageError as error:
+        print(f"kvpolicy recommend: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return _report(args, [judge(trials, capacity) for capacity in args.capacity], described, interrupted)
+
+
+def _report(args: argparse.Namespace, found: list[Recommendation], described: str, interrupted: str) -> int:
+    if interrupted:
+        print(interrupted, file=sys.stderr)
+    evidence = [f"kvpolicy recommend, objective {args.objective} ({OBJECTIVES[args.objective]}), seed {args.seed}"]
+    evidence += [described, *([interrupted] if interrupted else []), *render_evidence(found)]
+    chosen = [each for each in found if each.chosen is not None]
+    if not chosen:
+        print("\n".join(evidence))
+        print("\nStock LRU is best here: run the engine without a policy, or with `stock_lru` for its faster index.")
+        return EXIT_OK
+    best = max(chosen, key=lambda each: each.chosen.validation - each.lru.validation if each.chosen else 0.0)
+    assert best.chosen is not None
+    text = render_policy(best.chosen.candidate, evidence)
+    if not args.output:
+        sys.stdout.write(text)
+        return EXIT_OK
+    try:
+        with open(args.output, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        print(f"kvpolicy recommend: cannot write '{args.output}': {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
+    print("\n".join(evidence))
+    print(f"\nwritten to {args.output}: {json.dumps(best.chosen.candidate.eviction)}")
+    return EXIT_OK
