@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="DIR|config.json", help="also say the share of this model's prefill FLOPs")
     parser.add_argument("--no-bounds", action="store_true", help="leave out the infinite cache and the clairvoyant")
+    parser.add_argument("--times", action="store_true", help="also say how long evicting took, in us a victim")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page with plots")
     add_trace_arguments(parser)
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps([to_json(each, model) for each in done], indent=2))
     else:
-        print("\n".join(render_table(each, model) for each in done), end="")
+        print("\n".join(render_table(each, model, args.times) for each in done), end="")
     return EXIT_OK
 
 

@@ -11,8 +11,11 @@ from kvpolicy.replay.summary import Row, rows
 __all__ = ["render_table", "tokens_text"]
 
 
-def render_table(replay: Replay, model: ModelCost | None = None) -> str:
-    """Heading, notes, and one line a policy and capacity; the best policy of a capacity is marked."""
+def render_table(replay: Replay, model: ModelCost | None = None, times: bool = False) -> str:
+    """Heading, notes, and one line a policy and capacity; the best policy of a capacity is marked.
+
+    Without ``times`` the text depends on nothing but the arguments.
+    """
     span_s = (max(replay.arrival_ms) - min(replay.arrival_ms)) / 1000 if replay.arrival_ms else 0
     lines = [
         f"{replay.trace}: {replay.requests:,} requests, {tokens_text(sum(replay.input_tokens))} input tokens, "
@@ -27,8 +30,8 @@ def render_table(replay: Replay, model: ModelCost | None = None) -> str:
     head = ["capacity", "policy", "hit", "last half", "saved quadratic"]
     if model is not None:
         head.append("FLOPs")
-    head += ["evicted", "lost reuse", "idle p50/p90", "gap p50/p90", "us/victim"]
-    body = [_cells(row, model is not None) for row in table]
+    head += ["evicted", "lost reuse", "idle p50/p90", "gap p50/p90", *(["us/victim"] if times else [])]
+    body = [_cells(row, model is not None, times) for row in table]
     best = {
         capacity: max(
             row.hit_rate_last_half or 0.0 for row in table if not row.is_bound and row.capacity_tokens == capacity
@@ -60,7 +63,7 @@ def tokens_text(tokens: int) -> str:
     return str(tokens)
 
 
-def _cells(row: Row, with_flops: bool) -> list[str]:
+def _cells(row: Row, with_flops: bool, times: bool) -> list[str]:
     cells = [
         "any" if row.capacity_tokens is None else tokens_text(row.capacity_tokens),
         row.policy,
@@ -71,14 +74,15 @@ def _cells(row: Row, with_flops: bool) -> list[str]:
     if with_flops:
         cells.append(_percent(row.saved_flops))
     if row.is_bound:
-        return [*cells, "", "", "", "", ""]
+        return [*cells, *[""] * (5 if times else 4)]
     cells += [
         tokens_text(row.evicted_tokens or 0),
         "" if row.evicted_before_reuse_tokens is None else tokens_text(row.evicted_before_reuse_tokens),
         _quantiles(row.idle_at_eviction_s),
         _quantiles(row.reuse_gap_s),
-        "" if row.evict_us_per_victim is None else f"{row.evict_us_per_victim:.1f}",
     ]
+    if times:
+        cells.append("" if row.evict_us_per_victim is None else f"{row.evict_us_per_victim:.1f}")
     return cells
 
 
