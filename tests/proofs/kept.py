@@ -8,8 +8,11 @@ what each observation must be).
 
 from __future__ import annotations
 
+import asyncio
+import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +125,35 @@ def unadmitted(client: Client) -> dict[str, Any]:
     return seen
 
 
+def storm(client: Client) -> dict[str, Any]:
+    """Many at once in too small a pool: chunks, retractions, refusals, tenants, rules, aborts, and a flush after it."""
+    engine, rng = client.subject.engine, random.Random(3)
+
+    async def one(number: int) -> str:
+        prompt = client.prompt(30 + number % 5, rng.randrange(20, 180))
+        sampling = {"temperature": 0, "max_new_tokens": rng.randrange(1, 40), "ignore_eos": True}
+        request = {
+            "priority": rng.choice([None, -1, 3, 9]),
+            "cache_salt": rng.choice([None, "gold", "noisy"]),
+            "rid": f"storm-{number}",
+        }
+        stream = await engine.async_generate(input_ids=prompt, sampling_params=sampling, stream=True, **request)
+        end = None
+        async for answer in stream:
+            end = answer["meta_info"]["finish_reason"]
+            if number % 8 == 5:
+                engine.tokenizer_manager.abort_request(rid=request["rid"])
+        return str(end and end["type"])
+
+    async def all_at_once(first: int) -> list[str]:
+        return await asyncio.gather(*[one(first + i) for i in range(16)])
+
+    ends = [end for first in (0, 16) for end in engine.loop.run_until_complete(all_at_once(first))]
+    after_storm = client.subject.state()
+    engine.flush_cache()
+    return {"storm": Counter(ends), "after storm": after_storm, "after flush": client.room()["nodes"]}
+
+
 def under_priorities(client: Client) -> dict[str, Any]:
     ask, flood = client.ask, client.flood
     system, low, high, vip, raised = 1, 2, 3, 4, 5
@@ -144,7 +176,7 @@ def under_priorities(client: Client) -> dict[str, Any]:
 
 def main() -> None:
     model, text, rules, priorities = sys.argv[1:]
-    for policy, *observe in ((rules, under_rules, unadmitted), (priorities, under_priorities)):
+    for policy, *observe in ((rules, under_rules, unadmitted, storm), (priorities, under_priorities)):
         with Subject(model, policy, POOL_TOKENS, chunked_prefill_size=CHUNK_TOKENS) as subject:
             client = Client(subject, Path(text))
             seen = {name: value for step in observe for name, value in step(client).items()}

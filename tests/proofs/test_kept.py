@@ -72,6 +72,7 @@ def test_what_stays(
     assert_rules(rules["seen"])
     assert_unadmitted(rules["seen"])
     assert_priorities(priorities["seen"])
+    assert_calm(rules["seen"])
     for told in (rules, priorities):
         assert_sound(told["state"])
         assert sum(told["state"]["kvpolicy"]["evictions"].values()) > 50
@@ -108,6 +109,14 @@ def assert_unadmitted(seen: dict[str, Any]) -> None:
     assert max(seen["admitted twins"]) > 0, "two at once share a prefix, unless it was refused"
     assert seen["left by admitted"] > 0
     assert seen["refused in a full pool"] == [0, 0]
+
+
+def assert_calm(seen: dict[str, Any]) -> None:
+    """After a storm of concurrent requests the books balance (SGLang's own strict checks ran all the while)."""
+    assert sum(seen["storm"].values()) == 32
+    assert seen["storm"]["abort"] >= 1
+    assert_sound(seen["after storm"])
+    assert seen["after flush"] == 0
 
 
 def assert_priorities(seen: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ Looking: each `/server_info` (or `Engine.get_server_info`) gets a block `witness
 moment: free slots, the tree's nodes and slots, the books that do not balance, the index's own `check()`, and the victim
 digest after each eviction call. It works for stock too, which shows no kvpolicy block.
 
-Breaking: PROOF_FAULT names one fault, injected at the arrival of request PROOF_FAULT_AT, so that each detector of these
-tests is seen to detect:
+Breaking: PROOF_FAULTS ("wrong-slot@4,lost-slot@14") injects faults at the arrival of those requests, counted from 1, so
+that each detector of these tests is seen to detect:
 
     wrong-slot   one slot of the longest cached prefix gets the keys and values of another: what a slot that was freed
                  too early and written again looks like
@@ -47,8 +47,10 @@ def add_block(result: Any, scheduler: Any, *_: Any) -> None:
 def on_arrival(scheduler: Any, *_: Any) -> None:
     global arrived
     arrived += 1
-    if arrived == int(os.environ.get("PROOF_FAULT_AT", 0)):
-        FAULTS[os.environ["PROOF_FAULT"]](scheduler)
+    for fault in filter(None, os.environ.get("PROOF_FAULTS", "").split(",")):
+        name, _, at = fault.partition("@")
+        if arrived == int(at):
+            FAULTS[name](scheduler)
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------

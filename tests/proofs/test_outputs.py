@@ -1,0 +1,107 @@
+"""Greedy outputs under each shipped policy are stock's, bit for bit, with the same page size, KV dtype and backend.
+
+The policies are the shipped ones, extended by the page size, dtype and backend of the comparison; nothing comes from
+flags. The pool is so small that most of what is cached is evicted before it could be used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpolicy.language import load_policy
+from tests.conftest import POLICIES
+from tests.proofs.engines import STRICT, assert_sound, run, with_witness
+from tools.environment import CHECKOUT, EngineEnv
+
+pytestmark = pytest.mark.engine
+
+SHIPPED = sorted(path.stem for path in POLICIES.glob("*.yaml"))
+
+CHILD = """\
+apiVersion: kvpolicy/v1
+kind: KVPolicy
+metadata: {{name: {name}-{page}}}
+extends: builtin:{name}
+cache: {{page_size: {page}, kv_dtype: bf16}}
+backend: {{attention: torch_native}}
+"""
+
+
+def preferred_page(name: str) -> int:
+    policy = load_policy(f"builtin:{name}", engine="sglang").policy
+    assert policy is not None
+    size = policy.cache.page_size if policy.cache else None
+    return (size.prefer if size else None) or 1
+
+
+def policies_at(page: int) -> list[str]:
+    """Every shipped policy at pages 1 and 16; at others those that prefer it."""
+    return [name for name in SHIPPED if page in (1, 16, preferred_page(name))]
+
+
+PAGES = sorted({1, 16, *map(preferred_page, SHIPPED)})
+STOCK: dict[int, Any] = {}  # what stock told in this run, by page: the negative control uses it again
+
+
+def test_shipped_policies_ask_for_something() -> None:
+    assert len(SHIPPED) >= 7
+    assert sum(load_policy(f"builtin:{name}").policy.cache is not None for name in SHIPPED) >= 4
+
+
+@pytest.fixture
+def in_engine(sglang_env: Callable[..., EngineEnv], real_model: Path, tmp_path: Path) -> Callable[..., list[Any]]:
+    """`in_engine(page, names, **env)` -> what outputs.py told: stock first, then each shipped policy."""
+
+    def start(page: int, names: list[str], **env: str) -> list[Any]:
+        cases = [f"stock:{page}"]
+        for name in names:
+            path = tmp_path / f"{name}.yaml"
+            path.write_text(CHILD.format(name=name, page=page))
+            cases.append(str(path))
+        engine = with_witness(sglang_env("0.5.20"), tmp_path / "witness", **env)
+        told, log = run(engine, "outputs.py", real_model, CHECKOUT / "LICENSE", *cases)
+        told[0]["log"] = log
+        if not env:
+            assert "leak" not in log.lower()
+            STOCK[page] = told[0]
+        return told
+
+    return start
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_outputs_equal_stock(in_engine: Callable[..., list[Any]], page: int) -> None:
+    names = policies_at(page)
+    stock, *under_policies = in_engine(page, names)
+    assert stock["kvpolicy"] is None
+    assert "20 euros" in stock["text"][0], "the real model answers from its prompt"
+    for name, seen in zip(names, under_policies, strict=True):
+        effective = {path: setting["effective"] for path, setting in seen["kvpolicy"]["settings"].items()}
+        assert (name, effective) == (name, {
+            "cache.page_size": page, "cache.kv_dtype": "bf16", "backend.attention": "torch_native",
+        })  # fmt: skip
+        assert seen["page_size"] == stock["page_size"] == page
+        assert sum(seen["kvpolicy"]["evictions"].values()) > 3, name
+        assert max(seen["cached"]) > 0, name
+        assert (name, seen["output_ids"]) == (name, stock["output_ids"])
+        assert_sound(seen)
+        if name == "stock_lru":
+            assert seen["cached"] == stock["cached"]
+
+
+def test_the_detectors_detect(in_engine: Callable[..., list[Any]]) -> None:
+    """One slot of the shared prefix gets another's keys and values before request 4; a page is lost before the last."""
+    sound = STOCK[16] if 16 in STOCK else in_engine(16, [])[0]
+    warn_only = dict.fromkeys(STRICT, "0")
+    broken = in_engine(16, [], PROOF_FAULTS=f"wrong-slot@4,lost-slot@{len(sound['text'])}", **warn_only)[0]
+    assert broken["cached"] == sound["cached"]
+    assert broken["output_ids"][:3] == sound["output_ids"][:3]
+    assert broken["output_ids"][3:] != sound["output_ids"][3:]
+    assert_sound(sound)
+    with pytest.raises(AssertionError):
+        assert_sound(broken)
+    assert "memory leak detected" in broken["log"], "SGLang's own check"
