@@ -111,15 +111,18 @@ class Order(Protocol, Generic[H]):
     """
 
     change: KeyChange
+    #: Whether the first key only falls when a handle is added or touched, which then return the new one. The first key
+    #: known so far is a lower bound otherwise.
+    is_keyed: bool
 
-    def add(self, handle: H) -> None:
-        """The handle became evictable."""
+    def add(self, handle: H) -> Any:
+        """The handle became evictable. A keyed order returns its key if it was no member yet."""
 
     def discard(self, handle: H) -> None:
         """The handle is evictable no more (locked, given a child, or gone); unknown handles are ignored."""
 
-    def touch(self, handle: H) -> None:
-        """The handle's key may have changed in place."""
+    def touch(self, handle: H) -> Any:
+        """The handle's key may have changed in place. A keyed order returns the key if it offers the handle anew."""
 
     def peek(self) -> tuple[Any, H] | None:
         """``(key, handle)`` of the next victim, or ``None`` when empty."""

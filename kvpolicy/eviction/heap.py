@@ -46,6 +46,8 @@ class LazyHeap(Generic[H]):
     then mandatory.
     """
 
+    is_keyed = True
+
     __slots__ = ("_firsts", "_generations", "_handles", "_key", "_last", "_numbers", "_open", "change")
 
     def __init__(self, key: Callable[[H], Any], change: KeyChange) -> None:
@@ -60,10 +62,10 @@ class LazyHeap(Generic[H]):
         self._generations = [self._open]  # oldest first
         self._firsts = [1]  # the lowest number that each may hold
 
-    def add(self, handle: H) -> None:
+    def add(self, handle: H) -> Any:
         numbers = self._numbers
         if handle in numbers:
-            return
+            return None
         key = self._key(handle)
         self._last = number = self._last + 1
         numbers[handle] = number
@@ -73,6 +75,7 @@ class LazyHeap(Generic[H]):
         generation.live += 1
         if len(generation.heap) > len(numbers) // 4 + _SMALL:
             self._seal()
+        return key
 
     def discard(self, handle: H) -> None:
         number = self._numbers.pop(handle, None)
@@ -80,11 +83,12 @@ class LazyHeap(Generic[H]):
             del self._handles[number]
             self._leave(bisect_right(self._firsts, number) - 1)
 
-    def touch(self, handle: H) -> None:
+    def touch(self, handle: H) -> Any:
         """Offer the handle anew. Growing keys are left to :meth:`peek`."""
         if self.change is KeyChange.SHRINKS and handle in self._numbers:
             self.discard(handle)
-            self.add(handle)
+            return self.add(handle)
+        return None
 
     def peek(self) -> tuple[Any, H] | None:
         entry = self._first()

@@ -1,13 +1,15 @@
 """One order out of many: a tenant's units at one protection level each, and which of these partitions gives the next
 victim.
 
-Partitions go by their tenant's class, then by level, then by the key of their first unit. Only partitions that changed
-since the last victim are looked at again, so that the choice costs O(log partitions), not a scan of all tenants.
+Partitions go by their tenant's class, then by level, then by the key of their first unit. The key that a partition is
+offered under is a lower bound of it, re-read when the partition comes up; so the choice costs O(log partitions), and
+what happens in partitions that are not next costs nothing. Orders without keys are looked at whenever they changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from kvpolicy.eviction.base import Handle, KeyChange, Order
@@ -15,6 +17,9 @@ from kvpolicy.eviction.heap import LazyHeap
 from kvpolicy.eviction.tenants import WITHIN_FLOOR, Tenant
 
 __all__ = ["PartitionedOrder"]
+
+#: Partitions whose first key is evaluated afresh for each victim, where keys move with the clock.
+REFRESHED = 8
 
 
 class _Partition:
@@ -30,9 +35,14 @@ class _Partition:
 
 
 class PartitionedOrder:
-    """``place(handle)`` gives the tenant and the level of a unit when it is added; :meth:`move` when either changed."""
+    """``place(handle)`` gives the tenant and the level of a unit when it is added; :meth:`move` when either changed.
+
+    Where keys move with the clock, a partition may wait a while before it is compared by its current key: the
+    ``REFRESHED`` that have waited longest are, for each victim.
+    """
 
     change = KeyChange.GROWS
+    is_keyed = False
 
     def __init__(
         self,
@@ -46,6 +56,7 @@ class PartitionedOrder:
         self._where: dict[Handle, _Partition] = {}
         self._partitions: dict[Tenant, list[_Partition | None]] = {}
         self._dirty: list[_Partition] = []
+        self._is_dynamic = False
         #: The partitions of each class and level by the key of their first unit; in victim order.
         self._heaps: list[LazyHeap[_Partition]] = [
             LazyHeap(_first_key, KeyChange.STATIC) for _ in range((WITHIN_FLOOR + 1) * levels)
@@ -61,26 +72,22 @@ class PartitionedOrder:
         partition = of_tenant[level]
         if partition is None:
             partition = of_tenant[level] = _Partition(self._make_order(), tenant, level)
-        partition.order.add(handle)
+            self._is_dynamic = partition.order.change is KeyChange.DYNAMIC
+        key = partition.order.add(handle)
         self._where[handle] = partition
-        if not partition.is_dirty:
-            partition.is_dirty = True
-            self._dirty.append(partition)
+        self._changed(partition, key)
 
     def discard(self, handle: Handle) -> None:
         partition = self._where.pop(handle, None)
         if partition is not None:
             partition.order.discard(handle)
-            if not partition.is_dirty:
-                partition.is_dirty = True
-                self._dirty.append(partition)
+            if not partition.order.is_keyed:
+                self._mark(partition)
 
     def touch(self, handle: Handle) -> None:
         partition = self._where.get(handle)
         if partition is not None:
-            partition.order.touch(handle)
-            if partition.order.change is not KeyChange.GROWS:
-                self._mark(partition)
+            self._changed(partition, partition.order.touch(handle))
 
     def move(self, handle: Handle) -> None:
         """The unit's tenant or level changed: put it where it belongs now, if it is a member."""
@@ -91,8 +98,8 @@ class PartitionedOrder:
     def tenant_changed(self, tenant: Tenant) -> None:
         """The tenant's class changed."""
         for partition in self._partitions.get(tenant, ()):
-            if partition is not None:
-                self._mark(partition)
+            if partition is not None and partition.heap is not None:
+                self._offer(partition, partition.first_key)
 
     def forget(self, tenant: Tenant) -> None:
         """The tenant is kept no more; it has no units."""
@@ -114,7 +121,8 @@ class PartitionedOrder:
         handle = partition.order.pop()
         assert handle is not None
         del self._where[handle]
-        self._mark(partition)
+        if not partition.order.is_keyed:
+            self._mark(partition)
         return handle
 
     def clear(self) -> None:
@@ -147,9 +155,18 @@ class PartitionedOrder:
                 check = getattr(partition.order, "check", None)
                 if check is not None:
                     check()
-                if len(partition.order) and not partition.is_dirty:
+                top = partition.order.peek()
+                if top is not None and not partition.is_dirty:
                     assert partition in self._heap_of(partition), "a partition that is never asked"
+                    assert not partition.order.is_keyed or partition.first_key <= top[0], "a first key was missed"
         assert members == len(self._where), "a member without a partition"
+
+    def _changed(self, partition: _Partition, key: Any) -> None:
+        """A unit of the partition was offered under ``key``; ``None``: there is no telling."""
+        if not partition.order.is_keyed:
+            self._mark(partition)
+        elif key is not None and (partition.heap is None or key < partition.first_key):
+            self._offer(partition, key)
 
     def _mark(self, partition: _Partition) -> None:
         if not partition.is_dirty:
@@ -170,29 +187,36 @@ class PartitionedOrder:
             partition.heap.discard(partition)
             partition.heap = None
 
-    def _settle(self) -> None:
-        """Offer every partition that changed under the key of its first unit."""
-        for partition in self._dirty:
-            if partition.tenant not in self._partitions:
-                continue  # forgotten meanwhile
-            partition.is_dirty = False
+    def _reread(self, partition: _Partition) -> None:
+        """Offer the partition under the present key of its first unit, or not at all."""
+        top = partition.order.peek()
+        if top is None:
+            self._withdraw(partition)
+        elif partition.heap is None or top[0] != partition.first_key:
+            self._offer(partition, top[0])
+
+    def _refresh(self, heap: LazyHeap[_Partition]) -> None:
+        """Evaluate the partitions that have waited longest: offering one puts it at the end of the iteration."""
+        for partition in list(islice(heap, REFRESHED)):
             top = partition.order.peek()
-            if top is None:
-                self._withdraw(partition)
-            elif partition.heap is not self._heap_of(partition) or top[0] != partition.first_key:
-                self._offer(partition, top[0])
-        self._dirty.clear()
+            assert top is not None, "a partition became empty without notice"
+            self._offer(partition, top[0])
 
     def _first(self) -> _Partition | None:
-        self._settle()
+        for partition in self._dirty:
+            if partition.tenant in self._partitions:  # not forgotten meanwhile
+                partition.is_dirty = False
+                self._reread(partition)
+        self._dirty.clear()
         for heap in self._heaps:
+            if self._is_dynamic:
+                self._refresh(heap)
             while (best := heap.peek()) is not None:
                 key, partition = best
-                top = partition.order.peek()  # the engine may have raised its first unit's key since
-                assert top is not None, "a partition became empty without notice"
-                if top[0] == key:
+                top = partition.order.peek()
+                if top is not None and top[0] == key:
                     return partition
-                self._offer(partition, top[0])
+                self._reread(partition)
         return None
 
 

@@ -30,6 +30,8 @@ class SampledOrder(Generic[H]):
     the kept ones. Cost: that many key evaluations a victim, whatever n; membership changes are O(1).
     """
 
+    is_keyed = False
+
     __slots__ = ("_best", "_best_seq", "_clock", "_kept", "_key", "_members", "_position", "_state", "change")
 
     def __init__(self, key: Callable[[H], Any], clock: PolicyClock) -> None:

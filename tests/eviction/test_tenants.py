@@ -102,6 +102,22 @@ def test_classes_come_before_protection_and_protection_before_recency() -> None:
     assert tree.evict(100) == [capped_too, plain, capped, kept, within]
 
 
+def test_under_a_dynamic_score_a_tenant_left_idle_does_not_keep_its_old_key() -> None:
+    """Its first unit was last compared when it was popular; nothing touched the tenant since."""
+    score = "(1 + hits) / (1 + idle_requests)"
+    tree = Tree(compiled(score=score, tenants={"cap": "90%"}).make_index(POOL_TOKENS))
+    fill(tree, "popular", 1, hits=4)
+    fill(tree, "other", 2, hits=0)
+    tree.evict(1)  # compares the two
+    assert tokens(tree, "popular") == 1
+    for _ in range(1000):
+        tree.index.clock.arrive()
+    fill(tree, "other", 1, hits=0)
+    tree.index.clock.arrive()
+    tree.evict(2)  # the other's old unit, and then: 5/1001 against 1/2
+    assert (tokens(tree, "popular"), tokens(tree, "other")) == (0, 1)
+
+
 def test_forgotten_tenants_leave_nothing_behind() -> None:
     tree = tree_of({"floor": "1%", "max_floors": 2})
     for number in range(500):

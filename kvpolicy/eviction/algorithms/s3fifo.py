@@ -111,6 +111,7 @@ def _uses(handle: Handle) -> int:
 class S3Queues:
     """The evictable units of one partition in their two queues."""
 
+    is_keyed = False
     change = KeyChange.SHRINKS  # a touch may bring another unit, of any recency, to the front
 
     def __init__(self, algorithm: S3FIFO) -> None:

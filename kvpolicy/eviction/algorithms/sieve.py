@@ -36,6 +36,7 @@ class Sieve(Algorithm):
 class SieveQueue:
     """The evictable units of one partition and its own hand."""
 
+    is_keyed = False
     change = KeyChange.SHRINKS  # a touch may bring another unit, of any recency, to the front
 
     def __init__(self) -> None:
