@@ -5,7 +5,8 @@
 
 `replay` gives every request the arrival stamp that was recorded, as the other ranks of a server get it, whatever the
 clock of its own process says. Afterwards the first part is run again, with request number CHANGED different if that is
-given. Requests go one at a time, so that every process makes the same batches.
+given. Requests go one at a time and scheduling does not overlap with the model, so that every process makes the same
+batches: real ranks are kept in step by their broadcast, two servers are not.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> None:
     model, policy, mode, file, *changed = sys.argv[1:]
     stream = make_stream() if mode == "record" else json.loads(Path(file).read_text())
     stamps = Stamps()
-    with Subject(model, policy, POOL_TOKENS, chunked_prefill_size=64) as subject:
+    with Subject(model, policy, POOL_TOKENS, chunked_prefill_size=64, disable_overlap_schedule=True) as subject:
         for item in stream:
             send(subject, stamps, item)
         state = subject.state()
