@@ -6,14 +6,16 @@ record of the trace's distinct content.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvpolicy.replay.clairvoyant import TraceRecord, clairvoyant
 from kvpolicy.replay.optimum import optimum
 from kvpolicy.replay.pages import Pager
+from kvpolicy.replay.requests import Request
 from kvpolicy.replay.simulator import Eviction, Simulator
 from kvpolicy.replay.statistics import RunStatistics
 from kvpolicy.replay.trace import Trace
@@ -84,6 +86,17 @@ class Replay:
         return next((b for b in self.bounds if (b.name, b.capacity_tokens) == (name, capacity_tokens)), None)
 
 
+def _without_collector(requests: Iterator[Request]) -> Iterator[Request]:
+    """Nodes are freed when they are removed, no cycle holds them: the cyclic collector would only walk large trees."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield from requests
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def replay(
     trace: Trace,
     evictions: Sequence[Eviction],
@@ -117,7 +130,7 @@ def replay(
     record = TraceRecord(page_tokens) if settings.bounds else None
     serve = [simulator.request for simulator, _, _ in simulators]
     digest = hashlib.sha256()
-    for request in trace.requests():
+    for request in _without_collector(trace.requests()):
         pages = pager.pages(request.blocks, request.input_tokens)
         full = pages
         if request.full_blocks is not None:

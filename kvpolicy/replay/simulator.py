@@ -133,7 +133,8 @@ class Simulator:
             return full_pages - matched
         page = self.page_tokens
         new = request.input_tokens - matched * page
-        decoded = max(0, request.output_tokens - 1)
+        # The last token needs no room, but the overlap scheduler prepares one more step before it sees the end.
+        decoded = request.output_tokens
         if page == 1:
             return new + decoded
         return max(-(-new // page), -(-(new + decoded - 1) // page)) + 1
@@ -152,14 +153,14 @@ class Simulator:
 
     def _evict(self, pages: int) -> int:
         index, tree, stats, page_tokens = self.index, self.tree, self.stats, self.page_tokens
-        pop, add = index.pop, index.add
+        pop, add = cast("Callable[[], Node | None]", index.pop), index.add
         now_ms = index.clock.now_ms
         idle = stats.idle_at_eviction.add
         started = perf_counter()
         freed, victims, last_ms, last_tokens = 0, 0, -1, 0
         index.begin()
         while freed < pages:
-            victim = cast(Node | None, pop())
+            victim = pop()
             if victim is None:
                 break
             freed += victim.pages
@@ -221,10 +222,12 @@ class Simulator:
 
     def _bring_up(self, path: list[Node]) -> None:
         """The path is the most recent one, its end more recent than its top."""
-        tick = self.tree.tick
+        tick = self.tree.ticks
         for node in path:
-            node.last_access_time = tick()
+            tick += 1.0
+            node.last_access_time = tick
             node.hit_count += 1
+        self.tree.ticks = tick
 
     def _count_reuse(self, path: list[Node], now_ms: int) -> None:
         last_ms, pages, add = -1, 0, self.stats.reuse_gap.add

@@ -62,12 +62,8 @@ class PrefixTree:
         self.on_split = on_split  # (upper, lower), after a cut
         self.pages = 0  # resident
         self.nodes = 0
-        self._tick = 0.0
+        self.ticks = 0.0  # the counter behind access and creation times
         self._roots: dict[Hashable, Node] = {}
-
-    def tick(self) -> float:
-        self._tick += 1.0
-        return self._tick
 
     def root(self, namespace: Hashable = None) -> Node:
         """Where prefixes of one namespace (cache salt and adapter) start; namespaces share nothing."""
@@ -110,7 +106,8 @@ class PrefixTree:
         node.key = node.key[pages:]
         node.pages = len(node.key)
         node.parent = upper
-        node.last_access_time = self.tick()
+        self.ticks += 1.0
+        node.last_access_time = self.ticks
         upper.children[node.key[0]] = node
         parent.children[upper.key[0]] = upper
         self.nodes += 1
@@ -122,11 +119,14 @@ class PrefixTree:
         """Hang ``pages`` below ``parent``: one node, or a chain of nodes of ``max_node_pages``."""
         step = self.max_node_pages or len(pages)
         made: list[Node] = []
+        tick = self.ticks
         for at in range(0, len(pages), step):
-            node = Node(pages[at : at + step], parent, self.tick(), now_ms, priority)
-            parent.children[node.key[0]] = node
+            tick += 1.0
+            node = Node(pages[at : at + step], parent, tick, now_ms, priority)
+            parent.children[pages[at]] = node
             made.append(node)
             parent = node
+        self.ticks = tick
         self.pages += len(pages)
         self.nodes += len(made)
         return made
