@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from kvpolicy.eviction.base import KeyChange
@@ -150,7 +152,8 @@ class EvictionGuard:
         self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool
     ) -> bool:
         try:
-            self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output=is_output)
+            content_key = _content_key(node) if self.index.needs_content_key else None
+            self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output, content_key)
         except Exception:
             self.fault("insert", "the policy failed on a new unit")
             return False
@@ -217,6 +220,19 @@ def _depth_tokens(node: Any) -> int:
         depth += len(node.key)
         node = node.parent
     return depth
+
+
+def _content_key(node: Any) -> int:
+    """64 bits of the tokens and the namespace from the root to the node's end, however the path is cut into nodes."""
+    namespace = f"{node.key.extra_key}\0{getattr(node.key, 'cache_salt', None)}"
+    path = []
+    while node.parent is not None:
+        path.append(node.key.token_ids[: len(node.key)])
+        node = node.parent
+    digest = blake2b(namespace.encode(), digest_size=8)
+    for token_ids in reversed(path):
+        digest.update(array("q", token_ids).tobytes())
+    return int.from_bytes(digest.digest(), "big")
 
 
 class LeafFeed(set[Any]):

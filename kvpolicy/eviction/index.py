@@ -65,6 +65,11 @@ class EvictionIndex:
         """How keys move, hence what an adapter must observe."""
         return self._algorithm.change
 
+    @property
+    def needs_content_key(self) -> bool:
+        """Whether ``insert`` wants a number for the unit's content from the root on, equal on every rank."""
+        return self._algorithm.needs_content_key
+
     # -- membership --
 
     def add(self, handle: Handle) -> None:

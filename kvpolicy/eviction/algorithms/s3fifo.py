@@ -44,6 +44,7 @@ class S3FIFO(Algorithm):
     object size."""
 
     needs_metadata = True
+    needs_content_key = True
 
     def __init__(self, clock: PolicyClock, small_share: float = 0.1) -> None:
         super().__init__(clock)

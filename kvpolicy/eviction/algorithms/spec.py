@@ -20,6 +20,8 @@ class Algorithm:
 
     #: Whether the order reads ``handle.kvp``, and the hooks below must be called.
     needs_metadata: ClassVar[bool] = False
+    #: Whether it recognises content that was evicted before: the adapter must then give ``content_key`` to ``insert``.
+    needs_content_key: ClassVar[bool] = False
     #: How keys move while a unit is evictable.
     change: KeyChange = KeyChange.GROWS
 
