@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from kvpolicy.facts.unprotected import unprotected_room
+
 from . import carry, flags, handshake, metrics, probe, resolution, status
 from .active import ActivePolicy, set_current
 from .hooks import HookSet
@@ -75,6 +77,16 @@ class _Child:
         self._start_metrics(scheduler)
         handshake.report(self.carried.handshake_dir, {**status.start_facts(active), **probe.ranks(scheduler)})
         logger.info("%s", status.line(active))
+        self._say_room(scheduler)
+
+    def _say_room(self, scheduler: Any) -> None:
+        """Warn where protection leaves less than one request: only now is the pool's real size known."""
+        assert self.active is not None
+        if not self.active.pool_tokens:
+            return
+        finding = unprotected_room(self.active.policy, self.active.pool_tokens, scheduler.max_req_len)
+        if finding is not None:
+            logger.warning("kvpolicy: %s: %s (%s)", finding.code, finding.message, finding.help)
 
     def _start_metrics(self, scheduler: Any) -> None:
         """Metrics are a convenience: a failure is logged and counted, the server starts."""
