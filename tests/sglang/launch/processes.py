@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.environment import EngineEnv
-from tools.server import free_port, server_arguments
+from tools.server import free_port, server_arguments, stop_group
 
 # Spawned by multiprocessing, hence not the launcher.
 IN_CHILDREN = "import sys\nif '--multiprocessing-fork' in sys.argv:\n"
@@ -52,19 +52,26 @@ def in_children(statements: str) -> str:
     return IN_CHILDREN + "".join(f"    {line}\n" for line in statements.splitlines())
 
 
-def launch(engine: EngineEnv, model: Path, *flags: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+def launch(engine: EngineEnv, model: Path, *flags: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """Run a launcher that is expected to end by itself; its output is stdout and stderr together."""
     arguments = server_arguments(model, ["--max-total-tokens", "1024", *flags], None, free_port())
     command = [str(engine.python), "-m", "sglang.launch_server", *arguments]
-    return subprocess.run(
+    process = subprocess.Popen(
         command,
         env=engine.env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout_s,
+        start_new_session=True,
     )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        stop_group(process)
+        output, _ = process.communicate()
+        raise AssertionError(f"still running after {timeout_s:.0f} s:\n{output[-3000:]}") from None
+    return subprocess.CompletedProcess(command, process.returncode, output)
 
 
 def assert_said(done: subprocess.CompletedProcess[str], text: str) -> None:

@@ -113,7 +113,7 @@ CHILD_FAULTS = {
     ),
     "the core cannot be imported": (
         "sys.modules['kvpolicy.language'] = None",
-        "kvpolicy",
+        "kvpolicy: cannot start with a policy: ModuleNotFoundError: import of kvpolicy.language halted",
     ),
     "the carried policy is lost": (
         "import os; os.environ.pop('KVPOLICY_CARRY', None)",
