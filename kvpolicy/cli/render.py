@@ -49,7 +49,8 @@ def _text(d: Diagnostic, source: Source | None, paint: bool) -> str:
     lines = [
         f"{_visible(d.file)}:{d.line}:{d.col}: {style(f'{d.code} {d.severity}:', d.severity)} {_visible(d.message)}"
     ]
-    text = source.line(d.line) if source else None
+    # An info item reports a fact: its place is enough, the line itself says nothing more.
+    text = source.line(d.line) if source and d.severity != "info" else None
     if text is not None and text.strip():
         shown, caret = _excerpt(text, d.col - 1)
         gutter = f"{d.line:>5} | "
