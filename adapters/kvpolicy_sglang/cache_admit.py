@@ -29,10 +29,10 @@ def _around_checkpoint(cache: Any, metadata: Metadata) -> None:
 
     @functools.wraps(stock)
     def checkpoint(req: Any, **kwargs: Any) -> None:
-        state = metadata.enter(req)
+        is_admitted = metadata.enter(req)
         try:
             # The caller resumes from the row, and frees all of it past the protected prefix at the end.
-            if state.admitted:
+            if is_admitted:
                 stock(req, **kwargs)
         finally:
             metadata.leave()
@@ -45,9 +45,9 @@ def _around_finished(cache: Any, metadata: Metadata) -> None:
 
     @functools.wraps(stock)
     def cache_finished_req(req: Any, is_insert: bool = True, **kwargs: Any) -> None:
-        state = metadata.enter(req)
+        is_admitted = metadata.enter(req)
         try:
-            stock(req, is_insert=is_insert and bool(state.admitted), **kwargs)
+            stock(req, is_insert=is_insert and is_admitted, **kwargs)
         finally:
             metadata.leave()
 
@@ -59,22 +59,28 @@ def _around_unfinished(cache: Any, metadata: Metadata) -> None:
 
     @functools.wraps(stock)
     def cache_unfinished_req(req: Any, *args: Any, **kwargs: Any) -> None:
-        state = metadata.enter(req)
+        is_admitted = metadata.enter(req)
         try:
-            if state.admitted:
+            if is_admitted or not _kept_in_row(cache, metadata, req):
                 stock(req, *args, **kwargs)
-            else:
-                _keep_in_row(cache, req)
         finally:
             metadata.leave()
 
     cache.cache_unfinished_req = cache_unfinished_req
 
 
-def _keep_in_row(cache: Any, req: Any) -> None:
-    """The next chunk, or decoding, goes on from the request's own row; lock and protected prefix stay as they were."""
+def _kept_in_row(cache: Any, metadata: Metadata, req: Any) -> bool:
+    """The next chunk, or decoding, goes on from the request's own row; lock and protected prefix stay as they were.
+
+    False: that failed and nothing changed.
+    """
     import torch
 
-    row = req.kv.req_pool_idx if hasattr(getattr(req, "kv", None), "req_pool_idx") else req.req_pool_idx
-    indices = cache.req_to_token_pool.req_to_token[row, : len(req.get_fill_ids())]
-    req.prefix_indices = indices.to(dtype=torch.int64, copy=True)
+    try:
+        row = req.kv.req_pool_idx if hasattr(getattr(req, "kv", None), "req_pool_idx") else req.req_pool_idx
+        indices = cache.req_to_token_pool.req_to_token[row, : len(req.get_fill_ids())]
+        req.prefix_indices = indices.to(dtype=torch.int64, copy=True)
+    except Exception:
+        metadata.guard.fault("admit", "the policy failed to keep a request out of the cache")
+        return False
+    return True

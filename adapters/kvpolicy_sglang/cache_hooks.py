@@ -88,7 +88,7 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
     node_class.kvp = None  # the one attribute that the index may set on a node
     attach(cache, guard)
     if guard.observes_touches:
-        (cache_touch.attach_unified if is_unified else cache_touch.attach_radix)(cache, guard.touched)
+        (cache_touch.attach_unified if is_unified else cache_touch.attach_radix)(cache, guard)
     metadata = None
     if eviction.needs_metadata:
         stamp = cache_metadata.attach_unified if is_unified else cache_metadata.attach_radix

@@ -45,17 +45,26 @@ class Metadata:
     def state(self, req: Any) -> RequestState:
         return state_of(req, self._lora_name)
 
-    def enter(self, req: Any) -> RequestState:
-        """A request is about to be cached: count its hit and decide its admission, each once."""
-        state = self.state(req)
+    def enter(self, req: Any) -> bool:
+        """A request is about to be cached: count its hit and decide its admission, each once; False: cache nothing.
+
+        A fault admits the request, as stock does.
+        """
+        try:
+            return self._enter(req)
+        except Exception:
+            self.guard.fault("request", "the policy failed to read a request")
+            return True
+
+    def _enter(self, req: Any) -> bool:
+        self.current = state = self.state(req)
         if not state.touched:
             state.touched = True
             self._touch_path(self._node_of(getattr(req, "last_node", None)), state.info)
         if state.admitted is None:
             prompt_tokens = state.prompt_tokens
             state.admitted = self.guard.admit(state.info, prompt_tokens, max(0, prompt_tokens - _protected_tokens(req)))
-        self.current = state
-        return state
+        return state.admitted
 
     def leave(self) -> None:
         self.current = None
@@ -122,9 +131,9 @@ def attach_unified(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], 
         node_of=lambda handle: arena().get(handle) if isinstance(handle, int) else None,
         lora_name=lora_name,
     )
-    after(core, "_add_new_node", lambda node, *_: metadata.added(node))
-    after(core, "_split_node", lambda result, _key, child, *_: metadata.split(result[0], child))
-    before(core, "_remove_leaf_from_parent", lambda node: metadata.removed(node))
+    after(guard, core, "_add_new_node", lambda node, *_: metadata.added(node))
+    after(guard, core, "_split_node", lambda result, _key, child, *_: metadata.split(result[0], child))
+    before(guard, core, "_remove_leaf_from_parent", lambda node: metadata.removed(node))
     return metadata
 
 
@@ -137,7 +146,7 @@ def attach_radix(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], st
         node_of=lambda handle: handle if hasattr(handle, "children") else None,
         lora_name=lora_name,
     )
-    after(cache, "_record_store_event", lambda _result, node, *_: metadata.added(node))
-    after(cache, "_split_node", lambda upper, _key, child, *_: metadata.split(upper, child))
-    before(cache, "_delete_leaf", lambda node: metadata.removed(node))
+    after(guard, cache, "_record_store_event", lambda _result, node, *_: metadata.added(node))
+    after(guard, cache, "_split_node", lambda upper, _key, child, *_: metadata.split(upper, child))
+    before(guard, cache, "_delete_leaf", lambda node: metadata.removed(node))
     return metadata

@@ -36,21 +36,27 @@ def state_of(req: Any, lora_name: Callable[[str], str]) -> RequestState:
 def _info(req: Any, lora_name: Callable[[str], str]) -> RequestInfo:
     lora_id = getattr(req, "lora_id", None)
     priority = getattr(req, "priority", None)
-    if priority is not None and abs(priority) >= sys.maxsize:
-        priority = None  # the engine's stand-in for "not given" under --enable-priority-scheduling
+    # The engine's stand-in for "not given" under --enable-priority-scheduling is as large as integers get; through the
+    # Python API, any object may come.
+    if not isinstance(priority, int) or abs(priority) >= sys.maxsize:
+        priority = None
     return RequestInfo(
         cache_salt=_salt(req, lora_id),
         priority=priority,
-        session_id=getattr(req, "session_id", None),
+        session_id=_text(getattr(req, "session_id", None)),
         lora=None if lora_id is None else lora_name(lora_id),
     )
 
 
 def _salt(req: Any, lora_id: str | None) -> str | None:
     if hasattr(req, "cache_salt"):  # 0.5.18 and later keep it apart
-        return req.cache_salt or None
+        return _text(req.cache_salt)
     # Before, the API's cache_salt and extra_key were one string, to which the engine appends the adapter's id.
-    extra = getattr(req, "extra_key", None) or ""
-    if lora_id is not None:
+    extra = _text(getattr(req, "extra_key", None))
+    if extra is not None and lora_id is not None:
         extra = extra.removesuffix(lora_id)
     return extra or None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

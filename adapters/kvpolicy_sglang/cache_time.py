@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .active import current
 from .cache_guard import EvictionGuard
 
 __all__ = ["ARRIVAL_KEY", "install_scheduler", "install_tokenizer", "read_stamp", "stamp"]
@@ -28,7 +29,7 @@ def install_tokenizer(hooks: Any) -> None:
     """Stamp requests in the process that tokenizes them. Only for a policy whose eviction `needs_time`."""
     from sglang.srt.plugins.hook_registry import HookType
 
-    hooks.register(_TOKENIZED, lambda tokenized, *args, **kwargs: stamp(tokenized), HookType.AFTER)
+    hooks.register(_TOKENIZED, lambda tokenized, *args, **kwargs: _stamp_safely(tokenized), HookType.AFTER)
 
 
 def install_scheduler(guard_of: Callable[[], EvictionGuard | None], hooks: Any) -> None:
@@ -36,9 +37,15 @@ def install_scheduler(guard_of: Callable[[], EvictionGuard | None], hooks: Any) 
     from sglang.srt.plugins.hook_registry import HookType
 
     def handle(original: Callable[..., Any], scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
-        stamped, arrival_ms = read_stamp(recv_req)
-        if (guard := guard_of()) is not None:
-            guard.arrive(arrival_ms)
+        stamped = None
+        guard = guard_of()
+        try:
+            stamped, arrival_ms = read_stamp(recv_req)
+            if guard is not None:
+                guard.arrive(arrival_ms)
+        except Exception:
+            if guard is not None:
+                guard.fault("arrive", "the policy failed to read a request's arrival")
         try:
             return original(scheduler, recv_req, *args, **kwargs)
         finally:
@@ -49,13 +56,24 @@ def install_scheduler(guard_of: Callable[[], EvictionGuard | None], hooks: Any) 
     hooks.register(f"{_SCHEDULER}.handle_embedding_request", handle, HookType.AROUND)
 
 
+def _stamp_safely(tokenized: Any) -> None:
+    """A request without a stamp is served; it only moves no time."""
+    try:
+        stamp(tokenized)
+    except Exception:
+        if (active := current()) is not None:
+            active.note_fallback("stamp", "a request could not be given its arrival time")
+
+
 def stamp(tokenized: Any, now_ms: int | None = None) -> None:
     """Put the arrival time into a tokenized request; embedding requests have no carrier and only count."""
     params = getattr(tokenized, "sampling_params", None)
     if params is None or not hasattr(params, "custom_params"):
         return
     arrival_ms = time.monotonic_ns() // 1_000_000 if now_ms is None else now_ms
-    params.custom_params = {**(params.custom_params or {}), ARRIVAL_KEY: arrival_ms}
+    given = params.custom_params or {}
+    if isinstance(given, dict):  # else it is the client's mistake, and the engine's to answer
+        params.custom_params = {**given, ARRIVAL_KEY: arrival_ms}
 
 
 def read_stamp(recv_req: Any) -> tuple[Any, int | None]:

@@ -66,10 +66,16 @@ class PolicySide(Side):
             metadata.leave()
 
 
-def inject(index: Any, fault: str) -> None:
-    """Make `METHOD@N` raise from its N-th call on, three times in a row: a fault that goes away again."""
+def inject(side: PolicySide, fault: str) -> None:
+    """Make `METHOD@N` raise from its N-th call on, three times in a row: a fault that goes away again.
+
+    Methods are the index's own; `key` is the score's, `metadata.METHOD` one of the code around the index.
+    """
     name, _, nth = fault.partition("@")
-    target, method = (index._algorithm, "_evaluate") if name == "key" else (index, name)
+    where, _, method = name.rpartition(".")
+    target: Any = side.built.metadata if where == "metadata" else side.built.guard.index
+    if name == "key":
+        target, method = target._algorithm, "_evaluate"
     original, calls = getattr(target, method), 0
 
     def faulty(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +93,7 @@ def run(fault: str, steps: int, seed: int, skew_ms: int) -> dict[str, Any]:
     side = PolicySide(page, capacity)
     index = side.built.guard.index
     if fault != "none":
-        inject(index, fault)
+        inject(side, fault)
     rng = random.Random(seed)
     stems = [[rng.randrange(1, 60) for _ in range(page * rng.randrange(1, 8))] for _ in range(10)]
     now_ms, digests, short = skew_ms, [], 0

@@ -11,6 +11,7 @@ Run = Callable[..., list[dict[str, Any]]]
 pytestmark = pytest.mark.engine
 
 FAULTS = ("key@50", "key@400", "add@20", "discard@20", "insert@10", "touch@5", "split@2", "remove@8", "admit@4")
+LISTENER_FAULTS = tuple(f"metadata.{name}@4" for name in ("state", "_touch_path", "added", "split", "removed"))
 WALK_FAULTS = ("begin@3", "pop@4", "pop@5", "evicted@6", "end@3")
 
 
@@ -28,7 +29,7 @@ def test_one_stream_in_two_processes_evicts_the_same(in_engine: Run, version: st
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
 def test_a_failing_policy_is_counted_and_survived(in_engine: Run, version: str) -> None:
-    words = [word for fault in (*FAULTS, *WALK_FAULTS) for word in ("--fault", fault)]
+    words = [word for fault in (*FAULTS, *LISTENER_FAULTS, *WALK_FAULTS) for word in ("--fault", fault)]
     for result in in_engine(version, "replay.py", *words, "--steps", "300"):
         assert sum(result["fallbacks"].values()) >= 1, result["fault"]
         assert result["short"] == 0, result
