@@ -25,7 +25,7 @@ def after(guard: EvictionGuard, target: Any, name: str, then: Callable[..., None
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         try:
-            then(result, *args, **kwargs)
+            then(result, *args)
         except Exception:
             guard.fault("observe", f"the policy failed to follow {name}")
         return result
@@ -40,7 +40,7 @@ def before(guard: EvictionGuard, target: Any, name: str, first: Callable[..., No
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            first(*args, **kwargs)
+            first(*args)
         except Exception:
             guard.fault("observe", f"the policy failed to follow {name}")
         return original(*args, **kwargs)
