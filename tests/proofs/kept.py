@@ -105,7 +105,7 @@ def under_rules(client: Client) -> dict[str, Any]:
 def unadmitted(client: Client) -> dict[str, Any]:
     """Requests that must leave nothing: one of several chunks, one on a cached prefix, two at once."""
     subject, seen = client.subject, {}
-    subject.engine.flush_cache()
+    subject.flush()
     client.ask(1)
     long = client.prompt(20, 150)
     on_system = [*client.prompt(1, SYSTEM_TOKENS), *client.prompt(21, 90)]
@@ -150,8 +150,8 @@ def storm(client: Client) -> dict[str, Any]:
 
     ends = [end for first in (0, 16) for end in engine.loop.run_until_complete(all_at_once(first))]
     after_storm = client.subject.state()
-    engine.flush_cache()
-    return {"storm": Counter(ends), "after storm": after_storm, "after flush": client.room()["nodes"]}
+    client.subject.flush()
+    return {"storm": Counter(ends), "after storm": after_storm}
 
 
 def under_priorities(client: Client) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Stamps:
 
 def send(subject: Subject, stamps: Stamps, item: dict[str, Any]) -> None:
     if item["flush"]:
-        subject.engine.flush_cache()
+        subject.flush()
     stamps.next_ms = item.get("arrival_ms")
     subject.generate(item["tokens"], item["new"], priority=item["priority"], cache_salt=item["salt"])
     item["arrival_ms"] = stamps.last_ms

@@ -49,6 +49,15 @@ class Subject:
         """Tokens of the prompt that were found in the cache."""
         return int(self.generate(prompt, new_tokens, **request)["meta_info"]["cached_tokens"])
 
+    def flush(self) -> None:
+        """Empty the cache; the engine refuses while it has not quite finished the last request."""
+        for _ in range(100):
+            self.engine.flush_cache()
+            if self.witness()["nodes"] == 0:
+                return
+            time.sleep(0.1)
+        raise TimeoutError("the cache was never flushed")
+
     def state(self) -> dict[str, Any]:
         """The scheduler's own state: blocks `kvpolicy` and `witness`."""
         state: dict[str, Any] = self.engine.get_server_info()["internal_states"][0]
