@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tools.environment import EngineEnv
 
 HERE = Path(__file__).resolve().parent
+TIMEOUT_S = 850.0  # below pytest's own, so that what the program printed is shown
 
 #: SGLang's own memory checks, all of them, and fatal: while it serves, and when it is idle.
 STRICT = {
@@ -31,25 +35,47 @@ def with_witness(engine: EngineEnv, folder: Path, **env: str) -> EngineEnv:
     return EngineEnv(engine.version, engine.python, {**engine.env, **STRICT, **env, "PYTHONPATH": path})
 
 
-def start(engine: EngineEnv, program: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """`program` of this folder as a process of that engine; see :func:`told`."""
-    return subprocess.Popen(
-        [str(engine.python), str(HERE / program), *map(str, arguments)],
-        env=engine.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+class Program:
+    """`program` of this folder, running in a process of that engine."""
 
+    def __init__(self, engine: EngineEnv, program: str, *arguments: str | Path) -> None:
+        # A pipe would block a program that nobody reads yet.
+        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [str(engine.python), str(HERE / program), *map(str, arguments)],
+            env=engine.env, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output, start_new_session=True,
+        )  # fmt: skip
 
-def told(process: subprocess.Popen[str], timeout_s: float = 840) -> tuple[list[Any], str]:
-    """`(the JSON values it told, everything it printed)`; fails if it ended badly."""
-    output, _ = process.communicate(timeout=timeout_s)
-    assert process.returncode == 0, f"exit code {process.returncode}:\n{output[-6000:]}"
-    lines = [line.removeprefix("TOLD ") for line in output.splitlines() if line.startswith("TOLD ")]
-    return [json.loads(line) for line in lines], output
+    def told(self) -> tuple[list[Any], str]:
+        """`(the JSON values it told, everything it printed)`; fails if it ended badly."""
+        try:
+            code = self.process.wait(TIMEOUT_S)
+        finally:
+            self.stop()
+        self.output.seek(0)
+        text = self.output.read()
+        assert code == 0, f"exit code {code}:\n{text[-6000:]}"
+        lines = [line.removeprefix("TOLD ") for line in text.splitlines() if line.startswith("TOLD ")]
+        return [json.loads(line) for line in lines], text
+
+    def stop(self) -> None:
+        """End it and its engine's processes, whatever state they are in."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def run(engine: EngineEnv, program: str, *arguments: str | Path) -> tuple[list[Any], str]:
-    return told(start(engine, program, *arguments))
+    return Program(engine, program, *arguments).told()
+
+
+def run_both(one: Program, other: Program) -> tuple[tuple[list[Any], str], tuple[list[Any], str]]:
+    """What two programs tell that run at the same time."""
+    try:
+        return one.told(), other.told()
+    finally:
+        one.stop()
+        other.stop()
 
 
 def assert_sound(state: dict[str, Any]) -> None:

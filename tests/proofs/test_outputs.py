@@ -14,7 +14,7 @@ import pytest
 
 from kvpolicy.language import load_policy
 from tests.conftest import POLICIES
-from tests.proofs.engines import STRICT, assert_sound, start, told, with_witness
+from tests.proofs.engines import STRICT, Program, assert_sound, run_both, with_witness
 from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -64,11 +64,11 @@ def in_engine(sglang_env: Callable[..., EngineEnv], real_model: Path, tmp_path: 
             cases.append(str(path))
         engine = with_witness(sglang_env("0.5.20"), tmp_path / "witness", **env)
         half = (len(cases) + 1) // 2  # an engine is one busy process: two at a time fill a small machine
-        processes = [
-            start(engine, "outputs.py", real_model, CHECKOUT / "LICENSE", *part)
+        programs = [
+            Program(engine, "outputs.py", real_model, CHECKOUT / "LICENSE", *part)
             for part in (cases[:half], cases[half:])
         ]
-        (first, log), (second, more) = (told(process) for process in processes)
+        (first, log), (second, more) = run_both(*programs)
         answers, log = [*first, *second], log + more
         answers[0]["log"] = log
         if not env:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs.engines import assert_sound, run, start, told, with_witness
+from tests.proofs.engines import Program, assert_sound, run, run_both, with_witness
 from tools.environment import EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -61,11 +61,10 @@ def test_a_recorded_stream_gives_equal_victims(
 
     (recorded,), _ = run(plain, "replay.py", tiny_model, policy, "record", stream)
     # Both at once, as ranks are; the second changes one request of the part that is run again.
-    processes = [
-        start(plain, "replay.py", tiny_model, policy, "replay", stream),
-        start(other, "replay.py", tiny_model, policy, "replay", stream, "7"),
-    ]
-    (first,), (second,) = (told(process)[0] for process in processes)
+    ((first,), _), ((second,), _) = run_both(
+        Program(plain, "replay.py", tiny_model, policy, "replay", stream),
+        Program(other, "replay.py", tiny_model, policy, "replay", stream, "7"),
+    )
 
     for seen in (recorded, first, second):
         assert_sound(seen["state"])
