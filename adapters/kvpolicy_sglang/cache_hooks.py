@@ -16,7 +16,7 @@ from .active import ActivePolicy, Conflict
 from .cache_guard import EvictionGuard
 from .cache_support import Needs, Verdict, supported
 
-__all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of"]
+__all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of", "refusal"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -112,14 +112,25 @@ def _stock(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any, reason: 
     return Built(cache)
 
 
+def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
+    """Why the server must not start, in words; None: it may."""
+    if verdict.kind == "supported" or (verdict.kind == "stock" and active.compiled.on_conflict == "warn"):
+        return None
+    ways = "drop the flag or the eviction section"
+    if verdict.kind == "stock":
+        ways += ", or set `cache: {on_conflict: warn}` to let the engine win"
+    return (
+        f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
+        f"  conflict: eviction: {verdict.message} (policy: {active.origin('eviction')})\n"
+        f"  help: {ways}"
+    )
+
+
 def _conflict(active: ActivePolicy, verdict: Verdict) -> None:
     """Say that the engine's order stays; SystemExit if the policy says so, or if the server must not start so."""
-    message = f"eviction: {verdict.message} (policy: {active.origin('eviction')})"
-    if verdict.kind == "refused" or active.compiled.on_conflict == "error":
-        raise SystemExit(
-            f"kvpolicy: {active.source}: the policy cannot be honoured:\n  conflict: {message}\n"
-            "  help: drop the flag or the eviction section, or set `cache: {on_conflict: warn}` to let the engine win"
-        )
+    if refused := refusal(active, verdict):
+        raise SystemExit(refused)
+    message = f"eviction: {verdict.message}; the engine's own order stays (policy: {active.origin('eviction')})"
     active.conflicts.append(
         Conflict("eviction", "policy", "engine order", verdict.winner, active.origin("eviction"), message)
     )

@@ -236,9 +236,6 @@ def supported(server_args: Any, ctx: Any = None, needs: Needs = Needs()) -> Verd
     start = _Start(server_args, ctx, needs)
     for feature in FEATURES:
         if feature.kind != "supported" and feature.used(start):
-            outcome = "the server does not start" if feature.kind == "refused" else "the engine's own order stays"
-            message = (
-                f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}; {outcome}"
-            )
+            message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}"
             return Verdict(feature.kind, feature.flag, message)
     return Verdict("supported")

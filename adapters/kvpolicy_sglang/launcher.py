@@ -183,12 +183,8 @@ def _refuse_unsupported_cache(active: ActivePolicy, server_args: Any) -> None:
     Under `on_conflict: warn` the scheduler says it, which also knows what only the model tells.
     """
     needs = cache_hooks.needs_of(active)
-    verdict = cache_support.supported(server_args, needs=needs)
-    if verdict.kind == "refused" or (verdict.kind == "stock" and active.compiled.on_conflict == "error"):
-        raise SystemExit(
-            f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
-            f"  conflict: {verdict.message} ({active.origin('eviction')})"
-        )
+    if refused := cache_hooks.refusal(active, cache_support.supported(server_args, needs=needs)):
+        raise SystemExit(refused)
     if needs.index and needs.time:
         cache_time.install_tokenizer(PENDING.hooks)
         PENDING.hooks.apply_now()

@@ -28,6 +28,20 @@ def test_an_explicit_flag_against_the_policy(
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.parametrize("flag", ["--enable-hierarchical-cache", "--disable-radix-cache"])
+def test_a_cache_that_the_policy_cannot_steer(
+    sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path, flag: str
+) -> None:
+    """Known from the arguments alone, so the launcher says it before a model is loaded."""
+    policy = write_policy(tmp_path)
+    done = launch(sglang_env(DEMO), tiny_model, flag, f"--kv-policy={policy}")
+    assert done.returncode == 1
+    assert_said(done, f"({flag})")
+    assert_said(done, f"(policy: {policy}:11:3)")
+    assert_said(done, "on_conflict: warn")
+    assert "Traceback" not in done.stdout
+
+
 def test_a_flag_of_the_config_file_against_the_policy(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     """The policy itself comes from `--config` here too."""
     config = tmp_path / "server.yaml"
