@@ -77,37 +77,31 @@ class Simulator:
         path, matched = tree.descend(root, pages, 0, reusable)
         held = path[-1] if path else root
         self._lock(held)
-        room = self._make_room(self._pages_needed(request, len(full), matched))
+        room = self._make_room(self._prefill_pages(request, len(full), matched))
         self._count_reuse(path, now_ms)
         if self._metadata:
             for node in reversed(path):
                 index.touch(node, info)
-        new = len(full) - matched
-        admitted = not self._metadata or index.admit(
-            info, len(pages) * page_tokens, (len(pages) - matched) * page_tokens
-        )
-        at = stop = len(full)
-        if not admitted:
-            stats.refused_tokens += new * page_tokens
-        elif new:
-            # What was not reusable may be resident all the same; it is not kept twice. The prompt is cached first, then
-            # the output: nodes end where the prompt ends.
-            more, at = tree.descend(held, full, matched, len(pages))
-            path += more
-            if at == len(pages) < len(full):
-                more, at = tree.descend(path[-1] if path else root, full, at, len(full))
-                path += more
-            stop = min(len(full), at + room)
-            stats.truncated_tokens += (len(full) - stop) * page_tokens
-        self._bring_up(path)
-        end = self._insert(root, path[-1] if path else root, full, at, stop, len(pages), request)
-        if end is not held:
-            self._lock(end)
-            self._unlock(held)
-        if self._hold_running and request.duration_ms:
-            heapq.heappush(self._running, (request.arrival_ms + request.duration_ms, index.clock.request_seq, end))
+        depth, new = len(pages) * page_tokens, (len(pages) - matched) * page_tokens
+        private = 0  # pages that the request holds outside the tree
+        if not self._metadata or index.admit(info, depth, new):
+            at = self._cache(root, path, full, matched, len(pages), room, request)
+            room -= at - matched
         else:
-            self._unlock(end)
+            self._bring_up(path)
+            private = len(pages) - matched
+            at = -1
+            stats.refused_tokens += (len(full) - matched) * page_tokens
+        held = self._hold(held, path)
+        if self._exact_tokens and request.output_tokens:
+            room = self._make_room(private + self._decode_pages(request))
+        if at == len(pages) < len(full):
+            self._cache(root, path, full, at, len(full), room, request, is_output=True)
+            held = self._hold(held, path)
+        if self._hold_running and request.duration_ms:
+            heapq.heappush(self._running, (request.arrival_ms + request.duration_ms, index.clock.request_seq, held))
+        else:
+            self._unlock(held)
         hit_tokens = min(matched * page_tokens, request.input_tokens)
         stats.hit_tokens.append(hit_tokens)
         stats.touched_pages += len(pages)
@@ -122,22 +116,22 @@ class Simulator:
 
     # -- room --
 
-    def _pages_needed(self, request: Request, full_pages: int, matched: int) -> int:
-        """Pages that must be free for this request to run.
+    def _prefill_pages(self, request: Request, full_pages: int, matched: int) -> int:
+        """Pages that must be free before the prompt can run: of hash rows, all that the request leaves behind.
 
-        Of hash rows, those it leaves behind. Of real tokens, what SGLang asks for: it counts partly filled pages too,
-        and with pages of several tokens one page more than it holds, at the prefill and at every decode step
-        (mem_cache/allocation.py).
+        Of real tokens, what SGLang asks for (mem_cache/allocation.py): the tokens to compute, one page more where pages
+        hold several, and the first decode step, which the overlap scheduler prepares before it sees the prefill's end.
         """
         if not self._exact_tokens:
             return full_pages - matched
         page = self.page_tokens
         new = request.input_tokens - matched * page
-        # The last token needs no room, but the overlap scheduler prepares one more step before it sees the end.
-        decoded = request.output_tokens
-        if page == 1:
-            return new + decoded
-        return max(-(-new // page), -(-(new + decoded - 1) // page)) + 1
+        return new + (request.output_tokens > 0) if page == 1 else -(-new // page) + 1
+
+    def _decode_pages(self, request: Request) -> int:
+        """Pages that must be free beside the cached prompt until the last decode step, the one prepared ahead too."""
+        page = self.page_tokens
+        return -(-(request.input_tokens + request.output_tokens - 1) // page) - request.input_tokens // page + 1
 
     def _make_room(self, need: int) -> int:
         """Evict until ``need`` pages are free, or as many as can be; the free pages."""
@@ -186,33 +180,42 @@ class Simulator:
 
     # -- nodes --
 
-    def _insert(
+    def _cache(
         self,
         root: Node,
-        parent: Node,
+        path: list[Node],
         full: Sequence[Hashable],
         start: int,
         stop: int,
-        prompt_pages: int,
+        room: int,
         request: Request,
-    ) -> Node:
-        """Make ``full[start:stop]`` resident below ``parent``, cut at the end of the prompt; the last node."""
-        info, priority = request.info, request.info.priority or 0
-        if start < stop and not parent.children and not parent.lock:
-            self.index.discard(parent)  # a leaf beyond the locked path gets a child
-        for low, high in ((start, min(stop, prompt_pages)), (max(start, prompt_pages), stop)):
-            if low >= high:
-                continue
-            at = low
-            for node in self.tree.extend(parent, full[low:high], self.index.clock.now_ms, priority):
-                at += node.pages
-                if self._metadata:
-                    above = None if parent is root else parent
-                    size, depth = node.pages * self.page_tokens, at * self.page_tokens
-                    self.index.insert(node, above, info, size, depth, high > prompt_pages)
-                node.hit_count = 1
-                parent = node
-        return parent
+        is_output: bool = False,
+    ) -> int:
+        """Make ``full[start:stop]`` resident below ``path``, which grows by it; where it ends, for want of room maybe
+        earlier. What is resident already, though it was not reusable, is not kept twice."""
+        tree, index, stats = self.tree, self.index, self.stats
+        page_tokens, info, now_ms = self.page_tokens, request.info, self.index.clock.now_ms
+        parent = path[-1] if path else root
+        more, at = tree.descend(parent, full, start, stop)
+        self._bring_up(more if is_output else path + more)
+        path += more
+        fits = min(stop, at + room)
+        stats.truncated_tokens += (stop - fits) * page_tokens
+        if fits <= at:
+            return at
+        parent = path[-1] if path else root
+        if not parent.children and not parent.lock:
+            index.discard(parent)  # a leaf beyond the locked path gets a child
+        end = at
+        for node in tree.extend(parent, full[at:fits], now_ms, info.priority or 0):
+            node.hit_count = 1
+            end += node.pages
+            if self._metadata:
+                above = None if parent is root else parent
+                index.insert(node, above, info, node.pages * page_tokens, end * page_tokens, is_output)
+            path.append(node)
+            parent = node
+        return fits
 
     def _was_split(self, upper: Node, lower: Node) -> None:
         if self._metadata:
@@ -242,6 +245,14 @@ class Simulator:
             add(now_ms - last_ms, pages * self.page_tokens)
 
     # -- locks --
+
+    def _hold(self, held: Node, path: list[Node]) -> Node:
+        """Move the lock to the path's end; the node that carries it."""
+        end = path[-1] if path else held
+        if end is not held:
+            self._lock(end)
+            self._unlock(held)
+        return end
 
     def _lock(self, node: Node) -> None:
         node.lock += 1
