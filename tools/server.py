@@ -20,6 +20,7 @@ from tools.environment import EngineEnv
 
 START_TIMEOUT_S = 420.0  # 14-36 s alone; many times that where other work holds all cores
 STOP_TIMEOUT_S = 20.0
+POOL_TOKENS = 4096  # left to itself SGLang takes more than half of the machine's memory
 
 
 class ServerExited(RuntimeError):
@@ -104,10 +105,14 @@ class Server:
 
 
 def server_arguments(model: Path | str, flags: Sequence[str], policy: Path | str | None, port: int) -> list[str]:
-    """What every server here gets. Page size, KV dtype and attention backend are absent: they are the policy's."""
+    """What every server here gets. Page size, KV dtype and attention backend are absent: they are the policy's.
+
+    A flag given twice counts as given last.
+    """
     arguments = [
         "--model-path", str(model), "--device", "cpu", "--dtype", "bfloat16", "--sampling-backend", "pytorch",
         "--disable-cuda-graph", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port),
+        "--max-total-tokens", str(POOL_TOKENS),
     ]  # fmt: skip
     if policy is not None:
         arguments += ["--kv-policy", str(policy)]
