@@ -28,7 +28,7 @@ def shipped() -> dict[str, Path]:
 def locate(argument: str) -> tuple[str, Path]:
     """(name to show, file) of what a person typed: `builtin:NAME`, a path, or the bare name of a shipped policy.
 
-    A file of that name wins over a shipped policy.
+    A file of that name wins over a shipped policy, a folder does not.
 
     Raises:
         Problem: KVP101 when there is neither.
@@ -36,12 +36,14 @@ def locate(argument: str) -> tuple[str, Path]:
     if argument.startswith(BUILTIN):
         return argument, _builtin(argument.removeprefix(BUILTIN), "KVP101")
     path = Path(argument)
+    known = shipped()
+    if not argument.strip():
+        raise Problem("KVP101", "the argument is empty", f"give a file, or a shipped policy: {', '.join(known)}")
     bare = os.sep not in argument and not argument.endswith((".yaml", ".yml"))
+    name = argument.replace("-", "_")
+    if bare and name in known and (not _exists(path) or path.is_dir()):
+        return f"{BUILTIN}{name}", known[name]
     if bare and not _exists(path):
-        known = shipped()
-        name = argument.replace("-", "_")
-        if name in known:
-            return f"{BUILTIN}{name}", known[name]
         guess = did_you_mean(name, list(known))
         raise Problem(
             "KVP101",

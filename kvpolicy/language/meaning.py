@@ -20,6 +20,8 @@ __all__ = ["meaning", "rules_of", "section"]
 
 _ACTIONS = ("retain", "admit", "priority")
 _DEFAULT_MAX_FLOORS = 8
+#: What status and metrics call the victims that no rule protected.
+_NO_RULE = "none"
 
 
 def meaning(tree: Mapping) -> Iterator[Diagnostic]:
@@ -163,6 +165,9 @@ def _rules(eviction: Mapping) -> Iterator[Diagnostic]:
                     name, "KVP306", "error", f"the rule name '{label}' is given twice", f"first on line {names[label]}"
                 )
             names.setdefault(label, name.source.position(name.index)[0])
+            if label == _NO_RULE:
+                message = f"the rule name '{label}' is taken: status and metrics count under it what no rule protects"
+                yield _at(name, "KVP208", "error", message, "choose another name")
         at: Node = name or rule
         actions = [action for action in _ACTIONS if action in rule.entries]
         if not actions:
@@ -187,6 +192,9 @@ def _tenants(tenants: Mapping | None) -> Iterator[Diagnostic]:
     yield from _floor_below_cap(tenants, floor, cap, "")
     named = section(tenants, "named")
     for name, entry in named.entries.items() if named else ():
+        if not name:
+            message = "a tenant with an empty name: requests without a cache_salt have no name"
+            yield _at(entry.key, "KVP208", "error", message, "`floor` and `cap` beside `named` are theirs too")
         if isinstance(entry.value, Mapping):
             own_floor, own_cap = _share(entry.value.child("floor")), _share(entry.value.child("cap"))
             yield from _floor_below_cap(entry.value, own_floor, own_cap, f" of '{name}'")
@@ -204,7 +212,12 @@ def _tenants(tenants: Mapping | None) -> Iterator[Diagnostic]:
 def _floor_below_cap(at: Mapping, floor: float | None, cap: float | None, whose: str) -> Iterator[Diagnostic]:
     node = at.child("floor")
     if node is not None and floor is not None and cap is not None and floor > cap:
-        yield _at(node, "KVP309", "error", f"the floor{whose} ({floor:.4g} of the pool) lies above the cap ({cap:.4g})")
+        yield _at(
+            node,
+            "KVP309",
+            "error",
+            f"the floor{whose} ({floor * 100:.6g}% of the pool) lies above the cap ({cap * 100:.6g}%)",
+        )
 
 
 def _promises(eviction: Mapping) -> Iterator[Diagnostic]:

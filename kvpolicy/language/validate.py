@@ -193,9 +193,9 @@ def _range(kind: str, ctx: dict[str, Any], value: Any) -> str:
         "less_than_equal": "at most",
     }
     bound = next((ctx[key] for key in ("gt", "ge", "lt", "le") if key in ctx), None)
-    return (
-        f"must be {sign[kind]} {bound:g}, got {value}" if isinstance(bound, int | float) else f"out of range: {value}"
-    )
+    if not isinstance(bound, int | float):
+        return f"out of range: {value}"
+    return f"must be {sign[kind]} {bound if isinstance(bound, int) else f'{bound:g}'}, got {value}"
 
 
 def _type_help(kind: str, value: Any) -> str | None:

@@ -26,6 +26,8 @@ CASES = {
         RULES + "    - {name: a, match: hits > 1, priority: 1}\n    - {name: a, priority: 2}\n",
         [(5, 14, "KVP306")],
     ),
+    "a rule name that status and metrics use": (RULES + "    - {name: none, priority: 1}\n", [(4, 14, "KVP208")]),
+    "a tenant without a name": ("eviction: {tenants: {named: {'': {floor: 2%}}}}\n", [(1, 30, "KVP208")]),
     "match on idle": (RULES + "    - {name: a, match: hits > 1 and idle_s < 5, priority: 1}\n", [(4, 37, "KVP307")]),
     "match on age": (RULES + "    - {name: a, match: age_requests < 5, priority: 1}\n", [(4, 24, "KVP307")]),
     "floors beyond the pool": ("eviction: {tenants: {floor: 20%, max_floors: 6}}\n", [(1, 29, "KVP308")]),

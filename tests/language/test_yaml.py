@@ -262,6 +262,18 @@ def test_a_file_wins_over_a_shipped_policy_of_that_name(tmp_path, monkeypatch) -
     assert load_policy("chat").policy.metadata.name == "mine"
 
 
+def test_a_folder_of_that_name_does_not(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat").mkdir()
+    assert load_policy("chat").policy is not None
+
+
+@pytest.mark.parametrize("argument", ["", " "])
+def test_an_empty_argument_is_no_folder(argument) -> None:
+    (found,) = load_policy(argument).diagnostics
+    assert (found.code, found.message) == ("KVP101", "the argument is empty")
+
+
 def test_an_unknown_engine_is_the_callers_error() -> None:
     with pytest.raises(ValueError, match="unknown engine"):
         load_policy("chat", engine="tgi")
