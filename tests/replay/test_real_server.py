@@ -44,13 +44,21 @@ def prompts(count: int, seed: int) -> list[tuple[list[int], int]]:
 
 @pytest.mark.engine
 @pytest.mark.server
-@pytest.mark.parametrize(("version", "page"), [("0.5.20", 1), ("0.5.23", 16)])
-def test_lru_hits_what_a_real_server_hits(server, version: str, page: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "page", "flags"),
+    [
+        # The overlap scheduler of 0.5.20 prepares ahead of a request's end; one request of 160 then hits 4 tokens less.
+        ("0.5.20", 1, ("--disable-overlap-schedule",)),
+        ("0.5.23", 1, ()),
+        ("0.5.23", 16, ()),
+    ],
+)
+def test_lru_hits_what_a_real_server_hits(server, version: str, page: int, flags: tuple[str, ...]) -> None:
     simulator = Simulator(from_result(load("lru"), "lru"), POOL_TOKENS, page, "node", exact_tokens=True)
     pager = Pager(1, page)
     differences = []
     hits = 0
-    with server(version, "--page-size", str(page), max_total_tokens=POOL_TOKENS) as running:
+    with server(version, "--page-size", str(page), *flags, max_total_tokens=POOL_TOKENS) as running:
         running.flush_cache()
         for at, (prompt, out) in enumerate(prompts(160, seed=page)):
             answer = running.generate(prompt, max_new_tokens=out)
