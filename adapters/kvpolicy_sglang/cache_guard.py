@@ -114,7 +114,7 @@ class EvictionGuard:
             return None, True
         try:
             meta = node.kvp
-            depth_tokens = meta.depth_tokens if meta is not None else _depth_tokens(node)
+            depth_tokens = 0 if meta is None else meta.depth_tokens
             self.index.evicted(node, len(node.key), depth_tokens, node.id)  # ids count nodes: equal on every rank
         except Exception:
             self.fault("account", "the policy failed to account for a victim")
@@ -214,14 +214,6 @@ class EvictionGuard:
         return timed_evict
 
 
-def _depth_tokens(node: Any) -> int:
-    depth = 0
-    while node.parent is not None:
-        depth += len(node.key)
-        node = node.parent
-    return depth
-
-
 def _content_key(node: Any) -> int:
     """64 bits of the tokens and the namespace from the root to the node's end, however the path is cut into nodes."""
     namespace = f"{node.key.extra_key}\0{getattr(node.key, 'cache_salt', None)}"
@@ -239,7 +231,7 @@ class LeafFeed(set[Any]):
     """The engine's own set of evictable leaves, telling the index of every change.
 
     It stays a true `set` with the engine's content, so that the engine's sanity checks and its own eviction order keep
-    working.
+    working. (`set.add(self, ...)` instead of `super()`: this runs at every lock and unlock.)
     """
 
     def __init__(self, guard: EvictionGuard, leaves: Iterable[Any] = ()) -> None:
@@ -250,16 +242,16 @@ class LeafFeed(set[Any]):
 
     def add(self, node: Any) -> None:
         if node not in self:
-            super().add(node)
+            set.add(self, node)
             self._guard.add(node)
 
     def discard(self, node: Any) -> None:
         if node in self:
-            super().discard(node)
+            set.discard(self, node)
             self._guard.discard(node)
 
     def remove(self, node: Any) -> None:
-        super().remove(node)
+        set.remove(self, node)
         self._guard.discard(node)
 
     def clear(self) -> None:

@@ -58,7 +58,7 @@ def component_class(guard: EvictionGuard) -> type:
             if tracker[full] >= self._kvp_request_tokens:
                 return None
             core = self.tree_core
-            node, fault = guard.pop(lambda n: n in core.evictable_device_leaves and core._is_device_leaf(n))
+            node, fault = guard.pop(core.evictable_device_leaves.__contains__)  # stock checks the same
             if node is not None:
                 return node.id
             if not fault:

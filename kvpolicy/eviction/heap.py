@@ -81,7 +81,7 @@ class LazyHeap(Generic[H]):
         number = self._numbers.pop(handle, None)
         if number is not None:
             del self._handles[number]
-            self._leave(bisect_right(self._firsts, number) - 1)
+            self._leave(self._generations[bisect_right(self._firsts, number) - 1])
 
     def touch(self, handle: H) -> Any:
         """Offer the handle anew. Growing keys are left to :meth:`peek`."""
@@ -91,19 +91,19 @@ class LazyHeap(Generic[H]):
         return None
 
     def peek(self) -> tuple[Any, H] | None:
-        entry = self._first()
-        return None if entry is None else (entry[0] if len(entry) == 2 else entry[:-1], self._handles[entry[-1]])
+        generation = self._first()
+        if generation is None:
+            return None
+        entry = generation.heap[0]
+        return (entry[0] if len(entry) == 2 else entry[:-1], self._handles[entry[-1]])
 
     def pop(self) -> H | None:
-        entry = self._first()
-        if entry is None:
+        generation = self._first()
+        if generation is None:
             return None
-        number = entry[-1]
-        handle = self._handles.pop(number)
+        handle = self._handles.pop(heappop(generation.heap)[-1])
         del self._numbers[handle]
-        at = bisect_right(self._firsts, number) - 1
-        heappop(self._generations[at].heap)
-        self._leave(at)
+        self._leave(generation)
         return handle
 
     def clear(self) -> None:
@@ -149,8 +149,8 @@ class LazyHeap(Generic[H]):
             "a member without an entry"
         )
 
-    def _first(self) -> _Entry | None:
-        """The live entry with the smallest key of all, at the top of its heap and exact."""
+    def _first(self) -> _Generation | None:
+        """The generation whose heap has the live entry with the smallest key of all at its top, exact."""
         while True:
             first, where = None, None
             for generation in self._generations:
@@ -162,7 +162,7 @@ class LazyHeap(Generic[H]):
                 return None
             # Unsettled tops are lower bounds, so only the smallest has to be looked at.
             if self._settled(where.heap, where.live) is first:
-                return first
+                return where
 
     def _settled(self, heap: list[_Entry], live: int) -> _Entry:
         """Bring the live entry with the smallest current key to the top of a heap that has one."""
@@ -180,8 +180,8 @@ class LazyHeap(Generic[H]):
                 continue
             if is_static:
                 return entry
-            current = _entry(key_of(handles[number]), number)
-            if current == entry:
+            key = key_of(handles[number])
+            if key == (entry[:-1] if type(key) is tuple else entry[0]):
                 return entry
             surfaced += 1
             if surfaced > live // 16 + _SMALL:  # many were touched in place: one pass is cheaper than one by one
@@ -189,16 +189,16 @@ class LazyHeap(Generic[H]):
                 heap[:] = [_entry(key_of(handles[e[-1]]), e[-1]) for e in heap if e[-1] in handles]
                 heapify(heap)
             else:
-                heapreplace(heap, current)
+                heapreplace(heap, _entry(key, number))
 
-    def _leave(self, at: int) -> None:
+    def _leave(self, generation: _Generation) -> None:
         """One live entry of that generation died."""
-        generation = self._generations[at]
         generation.live -= 1
         if not generation.live:
             if generation is self._open:
                 generation.heap.clear()
             else:
+                at = self._generations.index(generation)
                 del self._generations[at], self._firsts[at]
 
     def _seal(self) -> None:

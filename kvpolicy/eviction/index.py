@@ -16,7 +16,6 @@ from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, Reques
 __all__ = ["Counters", "EvictionIndex"]
 
 _MASK64 = (1 << 64) - 1
-_FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
 @dataclass
@@ -49,12 +48,11 @@ class EvictionIndex:
         self.clock: PolicyClock = algorithm.clock
         self.pool_tokens = pool_tokens
         self.counters = Counters()
-        #: 64-bit FNV-1a over the evicted units in order; equal on ranks that evicted the same.
-        self.victim_digest = _FNV_OFFSET
+        #: 64 bits over the evicted units in order; equal on ranks that evicted the same.
+        self.victim_digest = 0
         self.victims = 0
         self._order: Order[Handle] = self._make_order()
         self._held: dict[Handle, None] = {}  # popped in this walk, and evictable as far as the engine said
-        self._victims: dict[Handle, None] = {}  # popped and freed, in this walk
         self._stray: dict[Handle, None] = {}  # evictable units whose key could not be computed
 
     def _make_order(self) -> Order[Handle]:
@@ -84,9 +82,10 @@ class EvictionIndex:
 
     def discard(self, handle: Handle) -> None:
         """The unit is evictable no more. Idempotent."""
+        if self._held and handle in self._held:  # a victim, mostly: it is nowhere else
+            del self._held[handle]
+            return
         self._order.discard(handle)
-        if self._held:
-            self._held.pop(handle, None)
         if self._stray:
             self._stray.pop(handle, None)
 
@@ -161,14 +160,15 @@ class EvictionIndex:
         All numbers must be equal on every rank. ``identity`` is any number that tells this unit from others of the same
         size and depth; with metadata its creation order is used besides.
         """
-        self._victims[handle] = None
         self.counters.add(self.rule_of(handle), size_tokens)
+        self.victims += 1
         meta = handle.kvp
-        self._digest(size_tokens, depth_tokens, identity, 0 if meta is None else meta.order)
+        order = 0 if meta is None else meta.order
+        # CPython's hash of a tuple of integers: no hash seed changes it.
+        self.victim_digest = hash((self.victim_digest, size_tokens, depth_tokens, identity, order)) & _MASK64
 
     def end(self) -> None:
         """End the walk: units popped but neither discarded nor removed are offered again."""
-        self._victims.clear()
         if self._held:
             held, self._held = self._held, {}
             for handle in held:
@@ -187,14 +187,12 @@ class EvictionIndex:
         self._order.clear()
         self._algorithm.clear()
         self._held.clear()
-        self._victims.clear()
         self._stray.clear()
 
     def rebuild(self, handles: Iterable[Handle]) -> None:
         """Make the evictable units exactly ``handles``, whatever state a fault left behind."""
         self._order = self._make_order()
         self._held.clear()
-        self._victims.clear()
         self._stray.clear()
         for handle in handles:
             self.add(handle)
@@ -223,13 +221,6 @@ class EvictionIndex:
     def _fault(self, fault: Exception) -> None:
         self.counters.fallbacks += 1
         self.counters.last_fault = f"{type(fault).__name__}: {fault}"
-
-    def _digest(self, *numbers: int) -> None:
-        self.victims += 1
-        digest = self.victim_digest
-        for number in numbers:
-            digest = (digest ^ number) * _FNV_PRIME & _MASK64
-        self.victim_digest = digest
 
 
 def _last_access(handle: Handle) -> Any:

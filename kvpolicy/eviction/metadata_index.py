@@ -44,6 +44,7 @@ class MetadataIndex(EvictionIndex):
         self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved) if rules else None
         self._max_priority = max_priority
         self._units = 0  # ever created
+        self._victims: dict[Handle, None] = {}  # popped and freed, in this walk
 
     def _make_order(self) -> Order[Handle]:
         if self._tenants is None and not self._has_levels:
@@ -156,6 +157,14 @@ class MetadataIndex(EvictionIndex):
                 self._rules.expire()
             except Exception as fault:
                 self._fault(fault)
+
+    def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0) -> None:
+        self._victims[handle] = None
+        super().evicted(handle, size_tokens, depth_tokens, identity)
+
+    def end(self) -> None:
+        self._victims.clear()
+        super().end()
 
     def rule_of(self, handle: Handle) -> str:
         meta = handle.kvp
