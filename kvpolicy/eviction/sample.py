@@ -60,11 +60,11 @@ class SampledOrder(Generic[H]):
         if last is not handle:
             self._members[position] = last
             self._position[last] = position
-        if self._best is not None and self._best[1] is handle:
+        if self._best is not None and (self._best[1] is handle or len(self._members) == DRAWN + KEPT):
             self._best = None
 
     def touch(self, handle: H) -> None:
-        if self._best is not None and self._best[1] is handle:
+        if self._best is not None and (self._best[1] is handle or len(self._members) <= DRAWN + KEPT):
             self._best = None
 
     def peek(self) -> tuple[Any, H] | None:

@@ -36,7 +36,12 @@ POLICIES: dict[str, CompiledEviction] = {
     "lru with tenants": compiled("lru", tenants=TENANTS),
     "mru with rules and tenants": compiled("mru", rules=RULES, tenants=TENANTS),
     "score with rules and tenants": compiled(score="hits / size_tokens", rules=RULES, tenants=TENANTS),
-    "dynamic score with rules and tenants": compiled(score="(1 + hits) / (1 + idle_requests)", rules=RULES),
+    "dynamic score with rules and tenants": compiled(
+        score="(1 + hits) / (1 + idle_requests)", rules=RULES, tenants=TENANTS
+    ),
+    "dynamic score that a touch lowers, with tenants": compiled(
+        score="(depth_tokens - 3 * hits) / (1 + idle_requests)", tenants=TENANTS
+    ),
 }
 
 requests = st.builds(

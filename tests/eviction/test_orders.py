@@ -125,6 +125,18 @@ def test_a_sample_is_drawn_anew_when_the_clock_moves() -> None:
     assert order.peek() == (2, b)
 
 
+def test_a_touch_that_lowers_a_key_is_seen_in_a_small_sample() -> None:
+    """The clock stands still between the calls of one step of the engine."""
+    order: SampledOrder[Unit] = SampledOrder(key_of, PolicyClock())
+    first, other = Unit(1), Unit(2)
+    order.add(first)
+    order.add(other)
+    assert order.peek() == (1, first)
+    other.key = 0
+    order.touch(other)
+    assert order.peek() == (0, other)
+
+
 def test_gdsf_ages_what_was_popular_once() -> None:
     tree = Tree(compiled("gdsf").make_index(100))
     star = tree.insert(name="star")
