@@ -242,17 +242,16 @@ def _start_schedulers(original: Callable[..., Any], cls: type, server_args: Any,
     def wait_for_ready_and_verify() -> None:
         try:
             wait_for_ready()
-        except BaseException as error:
-            if why := handshake.failure(directory):
-                raise SystemExit(why) from error
-            raise
-        pids = [pid for info in started.scheduler_infos for pid in info.get("scheduler_pids", ())]
-        try:
+            pids = [pid for info in started.scheduler_infos for pid in info.get("scheduler_pids", ())]
             reports = handshake.verify(directory, active.digest, pids or [process.pid for process in processes])
         except handshake.Mismatch as error:
             for process in processes:
                 process.kill()
             raise SystemExit(f"kvpolicy: {active.source}: not started: {error}") from None
+        except BaseException as error:
+            if why := handshake.failure(directory):
+                raise SystemExit(why) from error
+            raise
         finally:
             handshake.discard(directory)
         started.scheduler_infos[0]["kvpolicy"] = _verified(active, reports)
