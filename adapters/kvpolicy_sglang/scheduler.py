@@ -80,11 +80,18 @@ class _Child:
         self._say_room(scheduler)
 
     def _say_room(self, scheduler: Any) -> None:
-        """Warn where protection leaves less than one request: only now is the pool's real size known."""
+        """Warn where protection leaves less than one request: only now is the pool's real size known.
+
+        Only advice: a failure is logged and counted, the server starts.
+        """
         assert self.active is not None
         if not self.active.pool_tokens:
             return
-        finding = unprotected_room(self.active.policy, self.active.pool_tokens, scheduler.max_req_len)
+        try:
+            finding = unprotected_room(self.active.policy, self.active.pool_tokens, scheduler.max_req_len)
+        except Exception:
+            self.active.note_fallback("room", "the room that protection leaves is not known")
+            return
         if finding is not None:
             logger.warning("kvpolicy: %s: %s (%s)", finding.code, finding.message, finding.help)
 
@@ -98,11 +105,15 @@ class _Child:
 
     def _state(self, result: Any, _scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
         """After `Scheduler.get_internal_state`: add our block. A failure is said in the block, not raised."""
+        assert self.active is not None
         try:
             block = status.block(self.active)
         except Exception as error:
             block = {"error": f"{type(error).__name__}: {error}"}
-        result.internal_state["kvpolicy"] = block
+        try:
+            result.internal_state["kvpolicy"] = block
+        except Exception:
+            self.active.note_fallback("status", "the server's state shows no policy")
 
 
 def _activate(carried: carry.Carried) -> ActivePolicy:
