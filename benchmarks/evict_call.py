@@ -107,10 +107,8 @@ def main() -> None:
             for side in ["stock", *sides]:
                 row = measure(side, page, leaves, args.budget_s)
                 stock = stock or row
-                cells = [
-                    f"{us:,.0f} ({least:,.0f}) {us / base:.3f}"
-                    for (us, least), (base, _) in zip(row, stock, strict=True)
-                ]
+                pairs = zip(row, stock, strict=True)
+                cells = [f"{us:,.0f} ({least:,.0f}) {us / base:.3f}" for (us, least), (base, _) in pairs]
                 print(f"{page:4} {leaves:9,}  {side:14}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
 
 

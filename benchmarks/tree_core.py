@@ -2,9 +2,9 @@
 
     python benchmarks/tree_core.py --leaves 1000,5000,20000,41000,100000 --page 16
 
-This is the choice behind `eviction.core` (`engine` or `kvpolicy`). A request is a match, a lock, for a miss room made by
-eviction, an insert, and an unlock. Half of the requests repeat a resident prompt (``--hits``). Four mixes, each in CPU
-us a request (median of batches, smallest in brackets):
+This is the choice behind `eviction.core` (`engine` or `kvpolicy`). A request is a match, a lock and an unlock; a miss
+also evicts to make room, and inserts. Half of the requests repeat a resident prompt (``--hits``). Four mixes, each in
+CPU us a request (median of batches, smallest in brackets):
 
 ``free``      the pool has room: nothing is evicted
 ``evict 1``   the pool is full, and each miss evicts its own leaf: one eviction call a miss
