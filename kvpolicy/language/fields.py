@@ -25,9 +25,11 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 LAYERS_PATTERN = r"^ *(-?[0-9]+|-?[0-9]*:-?[0-9]*|[0-9]+-[0-9]+)( *, *(-?[0-9]+|-?[0-9]*:-?[0-9]*|[0-9]+-[0-9]+))* *$"
 
 
-def issue(code: str, message: str, help: str | None = None) -> PydanticCustomError:
-    """A validation error that carries our code and help; the loader gives it a place."""
-    return PydanticCustomError("kvpolicy", "{message}", {"code": code, "message": message, "help": help})
+def issue(code: str, message: str, help: str | None = None, offset: int = 0) -> PydanticCustomError:
+    """A validation error that carries our code and help; the loader gives it a place, ``offset`` characters into the
+    scalar."""
+    context = {"code": code, "message": message, "help": help, "offset": offset}
+    return PydanticCustomError("kvpolicy", "{message}", context)
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...] | dict[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ from kvpolicy.language.merge import for_engine, load_chain
 from kvpolicy.language.models import Policy
 from kvpolicy.language.sites import expressions
 from kvpolicy.language.source import Problem, Source, decode
+from kvpolicy.language.tests_meaning import tests_meaning
 from kvpolicy.language.tree import Mapping, parse, to_plain
 from kvpolicy.language.validate import MAX_FINDINGS, document, find, validate
 
@@ -149,6 +150,7 @@ def _load(source: Source, path: Path | None, engine: str | None) -> LoadResult:
 def _beyond_types(tree: Mapping) -> Iterator[Diagnostic]:
     yield from meaning(tree)
     yield from expressions(tree)
+    yield from tests_meaning(tree)
 
 
 def _unreadable(name: str, problem: Problem, engine: str | None) -> LoadResult:

@@ -48,8 +48,6 @@ def meaning(tree: Mapping) -> Iterator[Diagnostic]:
         yield from _rules(eviction)
         yield from _tenants(section(eviction, "tenants"))
         yield from _promises(eviction)
-    if tests := tree.entries.get("tests"):
-        yield _at(tests.key, "KVP314", "info", "`tests` are kept but not read: this version has no grammar for them")
 
 
 def section(tree: Mapping | None, name: str) -> Mapping | None:

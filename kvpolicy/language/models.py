@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from kvpolicy.language.eviction_words import resolved_params
 from kvpolicy.language.fields import (
@@ -28,6 +28,8 @@ from kvpolicy.language.fields import (
     Tokens,
     issue,
 )
+from kvpolicy.language.policy_tests import PolicyTest
+from kvpolicy.language.section import Section
 from kvpolicy.language.units import UnitError
 
 __all__ = [
@@ -53,12 +55,7 @@ API_VERSION = "kvpolicy/v1"
 KIND = "KVPolicy"
 #: Rules run at every insertion and touch, top to bottom: a bound on that cost.
 MAX_RULES = 64
-
-
-class Section(BaseModel):
-    # By name too, so that Python code writes Retain(weight=8, ttl_ms=600_000); `from_document` turns that off for
-    # files.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True)
+MAX_TESTS = 200
 
 
 class Metadata(Section):
@@ -272,7 +269,9 @@ class Policy(Section):
     engines: dict[Literal["sglang", "vllm"], Any] = Field(
         default_factory=dict, description="Per engine: override (a mapping) or drop (null) a section."
     )
-    tests: Any = Field(None, description="Kept for later versions; not read yet.")
+    tests: List[PolicyTest] = Field(
+        (), max_length=MAX_TESTS, description="What the policy does on small caches; `kvpolicy test` runs them."
+    )
 
     @classmethod
     def from_document(cls, data: dict[str, Any]) -> Policy:

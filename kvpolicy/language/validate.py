@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from kvpolicy.language.diagnostics import Diagnostic
 from kvpolicy.language.fields import did_you_mean
 from kvpolicy.language.models import API_VERSION, KIND, Policy
+from kvpolicy.language.spans import source_index
 from kvpolicy.language.tree import Mapping, Node, Scalar, Sequence, to_plain
 from kvpolicy.language.units import describe
 
@@ -116,7 +117,9 @@ def _locate(details: ErrorDetails, tree: Mapping, data: dict[str, Any]) -> Diagn
     is_about_key = bool(path) and path[-1] == "[key]"
     if key is not None and (is_about_key or (code in ("KVP203", "KVP209") and isinstance(node, Mapping))):
         node = key
-    return node.source.at(node.index, code, "error", message, help)
+    offset = details.get("ctx", {}).get("offset", 0)
+    index = source_index(node, offset) if offset and isinstance(node, Scalar) else node.index
+    return node.source.at(index, code, "error", message, help)
 
 
 def _translate(details: ErrorDetails, path: Path, data: dict[str, Any]) -> tuple[str, str, str | None]:

@@ -12,8 +12,9 @@ from kvpolicy.language.codes.expressions import EXPRESSIONS
 from kvpolicy.language.codes.facts import FACTS
 from kvpolicy.language.codes.files import FILES
 from kvpolicy.language.codes.meaning import MEANING
+from kvpolicy.language.codes.policy_tests import POLICY_TESTS
 from kvpolicy.language.codes.schema import SCHEMA
 
 __all__ = ["CODES", "Code"]
 
-CODES: dict[str, Code] = {**FILES, **SCHEMA, **MEANING, **EXPRESSIONS, **FACTS, **CONFLICTS}
+CODES: dict[str, Code] = {**FILES, **SCHEMA, **MEANING, **POLICY_TESTS, **EXPRESSIONS, **FACTS, **CONFLICTS}

@@ -109,13 +109,6 @@ MEANING = codes(
         good="cache: {page_size: {prefer: 16, accept: [16, 32]}}\n",
     ),
     Code(
-        "KVP314",
-        "tests are not read yet",
-        "The `tests` section is kept as it is: this version has no grammar for it. It does not count into the digest.",
-        bad="eviction: {policy: lru}\ntests: []\n",
-        good="eviction: {policy: lru}\n",
-    ),
-    Code(
         "KVP315",
         "nothing admitted, nothing to keep",
         "`admit: never` leaves nothing in the cache, so `retain` and `priority` beside it have no unit to act on.",
