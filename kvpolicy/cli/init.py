@@ -47,11 +47,48 @@ eviction:                            # what goes first when the cache is full
   # tenants: {{by: cache_salt, floor: 5%, cap: 40%, max_floors: 8}}
 """
 
+_TESTS = """
+# What the policy does on small caches; `kvpolicy test {file} --coverage` runs them (docs/testing.md).
+tests:
+  - name: a prompt that requests share survives a flood of one-off prompts
+    pool: 4Ki                        # tokens; shares of the pool mean the same in a small one
+    page_size: 16
+    segments: {{shared: 256, user: 128}}                # tokens; `user` holds for user1, user2, ... too
+    steps:
+      - shared/user1                 # a request: equal paths are equal tokens
+      - +1s shared/user2 hit shared  # a second later; what it finds in the cache
+      - +1s shared/user3
+      - protected: {{shared: shared-prompt}}
+        unprotected: [shared/user3]
+      - +1s flood 40x256             # 40 prompts of 256 tokens that nobody repeats
+      - resident: [shared]
+        evicted: [shared/user1, shared/user3]
+        evicted_tokens: {{shared-prompt: 0}}
+      - +600s flood 16x256           # its ttl is over
+      - evicted: [shared]
+
+  - name: what is longer than a shared prompt is not protected
+    pool: 16Ki
+    page_size: 16
+    steps:
+      - document:4112 x5
+      - unprotected: [document]
+
+  - name: a request that opted out leaves nothing behind
+    pool: 1Ki
+    steps:
+      - probe:64 priority=-1
+      - absent: [probe]
+      - probe priority=1 hit none
+      - resident: [probe]
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", default="policy.yaml", help="the file to write (default: policy.yaml); - for stdout"
     )
+    parser.add_argument("--test", action="store_true", help="with tests of its rules, for `kvpolicy test`")
     parser.add_argument("--name", help="the policy's name (default: the file's)")
 
 
@@ -67,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_USAGE
-    text = scaffold(name, args.file if args.file != "-" else "policy.yaml")
+    text = scaffold(name, args.file if args.file != "-" else "policy.yaml", with_tests=args.test)
     if args.file == "-":
         sys.stdout.write(text)
         return EXIT_OK
@@ -89,6 +126,6 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def scaffold(name: str, file: str) -> str:
+def scaffold(name: str, file: str, *, with_tests: bool = False) -> str:
     """The commented policy, with the modeline that yaml-language-server reads."""
-    return _TEMPLATE.format(schema=_SCHEMA_FILE, name=name, file=file)
+    return (_TEMPLATE + (_TESTS if with_tests else "")).format(schema=_SCHEMA_FILE, name=name, file=file)

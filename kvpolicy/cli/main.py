@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "replay": "replay traces under policies: hit rate, prefill saved, distance to the optimum",
     "schema": "print the JSON Schema for editors",
     "show": "print the effective policy, after `extends`",
+    "test": "run the tests of policies, or random workloads against their invariants",
     "trace": "say what a trace holds, or convert it to plain prefix hashes",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from kvpolicy.eviction.base import RequestInfo
 from kvpolicy.language.policy_tests import NOBODY, UNPROTECTED, Event
@@ -51,9 +52,9 @@ class _Tree(PrefixTree):
         return super().remove(node)
 
     @property
-    def roots(self) -> dict[RequestInfo, Node]:
-        """By the namespace's (cache salt, adapter)."""
-        return {RequestInfo(cache_salt=salt, lora=lora): root for (salt, lora), root in self._roots.items()}  # type: ignore[misc]
+    def roots(self) -> list[tuple[str | None, Node]]:
+        """(tenant, root) of every namespace."""
+        return [(cast("tuple[str | None, str | None]", name)[0], root) for name, root in self._roots.items()]
 
 
 class SmallCache(Simulator):
@@ -171,13 +172,13 @@ class SmallCache(Simulator):
     def tenant_tokens(self) -> dict[str, int]:
         """Resident tokens by tenant."""
         held: dict[str, int] = {}
-        for info, root in self.small_tree.roots.items():
+        for salt, root in self.small_tree.roots:
             stack, pages = list(root.children.values()), 0
             while stack:
                 node = stack.pop()
                 pages += node.pages
                 stack.extend(node.children.values())
-            tenant = info.cache_salt or NOBODY
+            tenant = salt or NOBODY
             held[tenant] = held.get(tenant, 0) + pages * self.page_tokens
         return held
 
@@ -215,7 +216,7 @@ class SmallCache(Simulator):
     def _found(self, path: Path) -> Iterator[tuple[int, Node | None]]:
         """For each namespace: the resident tokens of the path, and the unit in which they end."""
         pages = self._pages_of(path)
-        for root in self.small_tree.roots.values():
+        for _, root in self.small_tree.roots:
             node, at = root, 0
             while at < len(pages) and (child := node.children.get(pages[at])) is not None:
                 node = child

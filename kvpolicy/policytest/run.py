@@ -178,11 +178,14 @@ class _Expecting:
         cache = self._cache
         tokens = sum(self._test.lengths()[name] for name in path)
         there = cache.resident_tokens(path)
-        text = f"{_shown(path)} is in the cache" if cache.is_complete(path) else f"{there} of its {tokens} tokens are"
+        if cache.is_complete(path):
+            return f"{_shown(path)} is in the cache"
+        text = f"{there} of its {tokens} tokens are"
         if path not in cache.held:
             return f"{text}; it was never there as a whole"
         for victim in reversed(cache.victims):
-            if victim.path[: len(path)] == path or path[: len(victim.path)] == victim.path:
+            shared = min(len(path), len(victim.path))
+            if victim.path[:shared] == path[:shared]:
                 return f"{text}; {_lost(victim.path, victim.rule, self._done[victim.during - 1])}"
         return text
 

@@ -1,0 +1,66 @@
+"""`kvpolicy test --fuzz`: random workloads, and invariants; a counter-example is shrunk, and printed as a test."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import dataclass
+
+from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK
+from kvpolicy.language import LoadResult
+from kvpolicy.policytest.load import prepare
+from kvpolicy.policytest.shrink import shrink
+from kvpolicy.policytest.workload import as_test, random_workload, violation
+
+__all__ = ["run_fuzz"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The counter-example of one policy."""
+
+    broken: str
+    workload: int
+    test: str
+
+
+def run_fuzz(results: list[LoadResult], count: int, seed: int, engine: str, format: str) -> int:
+    """Up to ``count`` workloads for each policy, the same ones for the same seed; the exit code."""
+    found = {result.file: _fuzz(result, count, seed, engine) for result in results}
+    if format == "json":
+        items = [
+            {
+                "file": file,
+                "workloads": one.workload if one else count,
+                "seed": seed,
+                "broken": one.broken if one else None,
+                "test": one.test if one else None,
+            }
+            for file, one in found.items()
+        ]
+        print(json.dumps(items, indent=2))
+    else:
+        for file, one in found.items():
+            if one is None:
+                print(f"{file}: {count} random workloads kept the invariants (seed {seed})")
+            else:
+                print(f"{file}: FAIL in random workload {one.workload} (seed {seed}): {one.broken}")
+                print(f"  the smallest workload found, as a test to paste:\n\ntests:\n{one.test}")
+        sys.stdout.flush()
+    return EXIT_ERROR if any(found.values()) else EXIT_OK
+
+
+def _fuzz(result: LoadResult, count: int, seed: int, engine: str) -> Found | None:
+    eviction, _ = prepare(result, engine)
+    policy = result.policy
+    assert policy is not None
+    for number in range(1, count + 1):
+        rng = random.Random(f"{seed}/{number}")
+        workload = random_workload(rng, policy)
+        if violation(workload, eviction) is not None:
+            smallest = shrink(workload, lambda candidate: violation(candidate, eviction) is not None)
+            broken = violation(smallest, eviction)
+            assert broken is not None
+            return Found(broken, number, as_test(smallest, f"found by --fuzz, seed {seed}, workload {number}"))
+    return None
