@@ -15,12 +15,14 @@ ALLOWED = {
     "kvpolicy.facts": {"kvpolicy.language"},
     "kvpolicy.compiler": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts"},
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
+    "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},
     "kvpolicy.cli": {
         "kvpolicy.language",
         "kvpolicy.eviction",
         "kvpolicy.facts",
         "kvpolicy.compiler",
         "kvpolicy.replay",
+        "kvpolicy.policytest",
     },
     "kvpolicy_sglang": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
 }

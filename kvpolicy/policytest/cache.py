@@ -193,8 +193,10 @@ class SmallCache(Simulator):
 
     def record(self, node: Node) -> None:
         """The tree is about to lose a unit."""
-        if node.lock:
-            raise Violation("a unit of a running request was evicted")
+        if node.parent is None or node.parent.children.get(node.key[0]) is not node:
+            raise Violation("a unit that is gone was evicted again")
+        if node.lock or node.children:
+            raise Violation("a unit in use, by a running request or a longer prefix, was evicted")
         rule = self.index.rule_of(node) or UNPROTECTED
         self.victims.append(Victim(self._path_of(node), node.pages * self.page_tokens, rule, self._events))
 

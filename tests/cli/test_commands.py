@@ -23,7 +23,7 @@ HEADER = "apiVersion: kvpolicy/v1\nkind: KVPolicy\n"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "base.yaml").write_text(HEADER + "cache:\n  page_size: 16\n  kv_dtype: bf16\ntests: [1]\n")
+    (tmp_path / "base.yaml").write_text(HEADER + "cache:\n  page_size: 16\n  kv_dtype: bf16\ntests: []\n")
     (tmp_path / "child.yaml").write_text(
         HEADER + "extends: base.yaml\ncache: {page_size: 32}\nengines: {sglang: {eviction: {policy: lru}}}\n"
     )

@@ -26,7 +26,7 @@ cache: {page_size: {prefer: 16, accept: [16, 32]}, kv_dtype: bf16}
 eviction:
   policy: lru
   rules: [{name: a, match: hits > 1, priority: 1}, {name: b, priority: 2}]
-tests: [1]
+tests: [{name: a, pool: 8, steps: [a:4 hit none]}]
 """,
         child="""\
 extends: ./base.yaml

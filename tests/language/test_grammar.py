@@ -41,7 +41,18 @@ eviction:
 hints: {allow: [retain, demote], max_priority: 5, max_ttl: 900s}
 engines:
   vllm: {allocator: null}
-tests: [{anything: goes}]
+tests:
+  - name: an opening stays
+    pool: 2Ki
+    page_size: 16
+    granularity: both
+    segments: {sys: 128, turn: 64}
+    steps:
+      - sys/turn1 -> answer:32
+      - +10s sys/turn2 x3 every 1s for 500ms tenant=gold priority=1 session=s lora=l hit sys
+      - +1s flood 4x64
+      - resident: [sys]
+        evicted_tokens: {shared-system-prompt: 0, unprotected: ">= 0"}
 """
 
 
@@ -83,7 +94,7 @@ def test_absent_sections_are_none_and_a_flat_policy_reads_back(load) -> None:
     assert (bare.cache, bare.backend, bare.allocator, bare.eviction, bare.hints) == (None,) * 5
     assert bare.on_conflict == "error"
     result = load(WHOLE, "sglang")
-    assert policy_from_flat(result.flat, "sglang") == result.policy.model_copy(update={"tests": None})
+    assert policy_from_flat(result.flat, "sglang") == result.policy.model_copy(update={"tests": ()})
     assert "tests" not in result.flat
     assert "engines" not in result.flat
 

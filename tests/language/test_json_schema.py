@@ -46,7 +46,7 @@ def test_the_shipped_policies_fit(path) -> None:
 
 
 def test_the_scaffold_fits() -> None:
-    assert list(VALIDATOR.iter_errors(plain(scaffold("mine", "mine.yaml")))) == []
+    assert list(VALIDATOR.iter_errors(plain(scaffold("mine", "mine.yaml", with_tests=True)))) == []
 
 
 def test_the_whole_grammar_fits() -> None:

@@ -109,14 +109,6 @@ def test_the_sum_is_shown(load) -> None:
     assert d.data == {"total": 1.01}
 
 
-def test_tests_are_kept_as_an_info(load) -> None:
-    result = load("tests: [1, {a: b}]\n")
-    (d,) = result.diagnostics
-    assert (d.code, d.severity) == ("KVP314", "info")
-    assert result.policy.tests == [1, {"a": "b"}]
-    assert result.digest == load("").digest
-
-
 def test_parameters_are_complete_and_canonical(load) -> None:
     assert load("eviction: {policy: slru}\n").policy.eviction.params == {"protected_hits": 2}
     tlru = load("eviction: {policy: tlru, params: {threshold_tokens: 8Ki}}\n").policy.eviction
