@@ -88,16 +88,16 @@ def test_a_failure_says_where_and_why_in_text_and_json(tmp_path: Path, capsys, m
     Path("p.yaml").write_text(one_test("a:16", "b:64", "+1s a hit all"))
     assert main(["test", "p.yaml"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "p.yaml:16:15: FAIL one (by node)"
-    assert lines[1:3] == ["   16 |       - +1s a hit all", "      |               ^"]
+    assert lines[0] == "p.yaml:14:15: FAIL one (by node)"
+    assert lines[1:3] == ["   14 |       - +1s a hit all", "      |               ^"]
     assert lines[3:6] == [
         "        after:    +1s a hit all",
         "        expected: hit 16 tokens (all)",
-        "        got:      hit 0 tokens; a was evicted, unprotected, by `b:64` (line 15)",
+        "        got:      hit 0 tokens; a was evicted, unprotected, by `b:64` (line 13)",
     ]
     assert main(["test", "p.yaml", "--format", "json"]) == 1
     ((test,),) = [item["tests"] for item in json.loads(capsys.readouterr().out)]
-    assert (test["passed"], test["failures"][0]["line"], test["failures"][0]["col"]) == (False, 16, 15)
+    assert (test["passed"], test["failures"][0]["line"], test["failures"][0]["col"]) == (False, 14, 15)
 
 
 @pytest.mark.parametrize(
