@@ -23,8 +23,8 @@ _AMOUNT = re.compile(r"(<=|>=|<|>)? ?([0-9]{1,12})")
 class Amount(Section):
     """A number of tokens, or a bound on it."""
 
-    sign: Literal["=", "<", "<=", ">", ">="] = "="
-    tokens: int
+    sign: Literal["=", "<", "<=", ">", ">="] = Field("=", description="How the number bounds the tokens.")
+    tokens: int = Field(description="The number.")
 
     def holds(self, tokens: int) -> bool:
         if self.sign == "=":
