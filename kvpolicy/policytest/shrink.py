@@ -10,7 +10,7 @@ from kvpolicy.policytest.workload import Workload
 __all__ = ["MAX_TRIES", "shrink"]
 
 #: Workloads tried at most; each is smaller than one of seconds ago, so this is a bound, not a target.
-MAX_TRIES = 3000
+MAX_TRIES = 1000
 
 
 def shrink(workload: Workload, fails: Callable[[Workload], bool]) -> Workload:
@@ -29,7 +29,10 @@ def shrink(workload: Workload, fails: Callable[[Workload], bool]) -> Workload:
 
 
 def _smaller(workload: Workload) -> Iterator[Workload]:
-    steps = workload.steps
+    pages, steps = workload.pool_tokens // workload.page_tokens, workload.steps
+    if workload.page_tokens > 1:
+        lengths = tuple((name, max(1, tokens // workload.page_tokens)) for name, tokens in workload.lengths)
+        yield replace(workload, page_tokens=1, pool_tokens=pages, lengths=lengths)
     size = len(steps) // 2
     while size:
         for start in range(0, len(steps), size):
@@ -44,13 +47,9 @@ def _smaller(workload: Workload) -> Iterator[Workload]:
             if 1 <= fewer < tokens:
                 lengths = (*workload.lengths[:index], (name, fewer), *workload.lengths[index + 1 :])
                 yield replace(workload, lengths=lengths)
-    pages = workload.pool_tokens // workload.page_tokens
     for fewer in (pages // 2, pages - 1):
         if 1 <= fewer < pages:
             yield replace(workload, pool_tokens=fewer * workload.page_tokens)
-    if workload.page_tokens > 1:
-        lengths = tuple((name, max(1, tokens // workload.page_tokens)) for name, tokens in workload.lengths)
-        yield replace(workload, page_tokens=1, pool_tokens=pages, lengths=lengths)
 
 
 def _simpler(step: str) -> Iterator[str]:
