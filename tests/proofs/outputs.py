@@ -36,10 +36,11 @@ def workload(text: Path) -> list[str]:
 
 
 def measure(subject: Subject, prompts: list[str]) -> dict[str, Any]:
-    answers = [subject.generate(prompt, NEW_TOKENS) for prompt in prompts]
+    answers = [subject.generate(prompt, NEW_TOKENS, return_logprob=True) for prompt in prompts]
     state = subject.state()
     return {
         "output_ids": [answer["output_ids"] for answer in answers],
+        "logprobs": [[step[0] for step in answer["meta_info"]["output_token_logprobs"]] for answer in answers],
         "text": [answer["text"] for answer in answers],
         "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
         "prompt": [answer["meta_info"]["prompt_tokens"] for answer in answers],

@@ -79,6 +79,10 @@ def in_engine(sglang_env: Callable[..., EngineEnv], real_model: Path, tmp_path: 
     return measure
 
 
+def first_difference(one: list[int], other: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_outputs_equal_stock(in_engine: Callable[..., list[Any]], page: int) -> None:
     names = policies_at(page)
@@ -94,9 +98,11 @@ def test_outputs_equal_stock(in_engine: Callable[..., list[Any]], page: int) -> 
         assert sum(seen["kvpolicy"]["evictions"].values()) > 3, name
         assert max(seen["cached"]) > 0, name
         assert (name, seen["output_ids"]) == (name, stock["output_ids"])
+        # As long as the same prefixes were found, every number was computed alike, hence the log-probabilities too.
+        alike = first_difference(seen["cached"], stock["cached"])
+        assert (name, seen["logprobs"][:alike]) == (name, stock["logprobs"][:alike])
+        assert alike == len(stock["cached"]) or name != "stock_lru"
         assert_sound(seen)
-        if name == "stock_lru":
-            assert seen["cached"] == stock["cached"]
 
 
 def test_the_detectors_detect(in_engine: Callable[..., list[Any]]) -> None:
@@ -105,8 +111,9 @@ def test_the_detectors_detect(in_engine: Callable[..., list[Any]]) -> None:
     warn_only = dict.fromkeys(STRICT, "0")
     broken = in_engine(16, [], PROOF_FAULTS=f"wrong-slot@4,lost-slot@{len(sound['text'])}", **warn_only)[0]
     assert broken["cached"] == sound["cached"]
-    assert broken["output_ids"][:3] == sound["output_ids"][:3]
-    assert broken["output_ids"][3:] != sound["output_ids"][3:]
+    assert broken["logprobs"][:3] == sound["logprobs"][:3]
+    assert broken["logprobs"][3] != sound["logprobs"][3]
+    assert broken["output_ids"] != sound["output_ids"]
     assert_sound(sound)
     with pytest.raises(AssertionError):
         assert_sound(broken)

@@ -71,7 +71,6 @@ def test_a_recorded_stream_gives_equal_victims(
     assert len(recorded["digests"]) > 50, "eviction calls"
     assert first["digests"] == recorded["digests"]
     assert second["digests"] == recorded["digests"]
-    assert set(recorded["state"]["kvpolicy"]["evictions"]) == {"none", "returning", "asked-for"}
 
     # A detector that can fail: the same again, but for one token of one request.
     assert recorded["with again"] == first["with again"]

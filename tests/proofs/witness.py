@@ -7,7 +7,7 @@ digest after each eviction call. It works for stock too, which shows no kvpolicy
 Breaking: PROOF_FAULTS ("wrong-slot@4,lost-slot@14") injects faults at the arrival of those requests, counted from 1, so
 that each detector of these tests is seen to detect:
 
-    wrong-slot   one slot of the longest cached prefix gets the keys and values of another: what a slot that was freed
+    wrong-slot   one slot of a shared prefix gets the keys and values of another: what a slot that was freed
                  too early and written again looks like
     lost-slot    one page is taken out of the allocator and forgotten
 """
@@ -118,12 +118,14 @@ def free_slots(allocator: Any) -> set[int]:
 
 
 def wrong_slot(scheduler: Any) -> None:
-    cache = scheduler.tree_cache
-    (first, *_), *others = sorted((slots_of(node) for node in nodes_of(cache)), key=len, reverse=True)
-    victim, other = first, others[0][0]
+    """Of the first prefix that several requests share; a slot in its middle, since all first tokens are alike."""
+    nodes = nodes_of(scheduler.tree_cache)
+    shared = next(node for node in nodes if node.children)
+    other = next(node for node in nodes if node is not shared)
+    victim, source = slots_of(shared)[len(shared.key) // 2], slots_of(other)[1]
     kv = scheduler.token_to_kv_pool_allocator.get_kvcache()
     for buffer in (*kv.k_buffer, *kv.v_buffer):
-        buffer[victim] = buffer[other]
+        buffer[victim] = buffer[source]
 
 
 def lost_slot(scheduler: Any) -> None:
