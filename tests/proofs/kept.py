@@ -33,10 +33,11 @@ class Client:
         self.subject = subject
         self.words: list[int] = subject.engine.tokenizer_manager.tokenizer.encode(text.read_text()[:4000])
         self.flooded = 0
-        self.offset_s = 0
+        self.now_s = time.monotonic()
         from kvpolicy_sglang import cache_time
 
-        cache_time.time = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + self.offset_s * 1_000_000_000)
+        # Time stands still between requests unless a step moves it: what a slow machine takes is no part of a ttl.
+        cache_time.time = SimpleNamespace(monotonic_ns=lambda: int(self.now_s * 1e9))
 
     def prompt(self, number: int, count: int = PROMPT_TOKENS) -> list[int]:
         """`count` tokens of text that begin as only the prompts of this number do."""
@@ -87,10 +88,10 @@ def under_rules(client: Client) -> dict[str, Any]:
     seen["over budget"] = [ask(number) for number in (system, *more)]
 
     ask(system, priority=3)
-    client.offset_s += 590
+    client.now_s += 590
     flood()
     seen["within its ttl"] = ask(system)
-    client.offset_s += 610  # asking matched the rule again: the unit's priority is the maximum over its requests
+    client.now_s += 610  # asking matched the rule again: the unit's priority is the maximum over its requests
     flood()
     seen["after its ttl"] = ask(system)
 
