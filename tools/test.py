@@ -55,9 +55,9 @@ def main(selection: list[str]) -> int:
         checks = {
             "lint": ["ruff", "check", "."],
             "types": ["mypy"],
-            # The core first, on both cores of a small machine; then engines, one at a time.
+            # The core first, then engines; two at a time, for a small machine with two cores.
             "core tests": ["pytest", "-q", "-n", "2", "-m", f"not ({NEEDS_ENGINE} or gpu)"],
-            "engine tests": ["pytest", "-q", "--durations=15", "-m", f"({NEEDS_ENGINE}) and not gpu"],
+            "engine tests": ["pytest", "-q", "-n", "2", "--dist", "worksteal", "--durations=15", "-m", f"({NEEDS_ENGINE}) and not gpu"],
         }
         for name, (tool, *arguments) in checks.items():
             say(f"{name}: {tool} {' '.join(arguments)}")

@@ -5,6 +5,7 @@ locks, evictions and resets; after every eviction the evicted keys must be equal
 on the CPU; nothing is mocked.
 
     python differential.py --policy lru --page 1 --steps 4000 --seed 1 [--capacity 600] [--flood LEAVES]
+    python differential.py --policy lru --page 1 --examples 20     # streams drawn and shrunk by hypothesis
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import json
 import random
 import sys
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -165,8 +169,17 @@ class Side:
 
 
 def run(
-    kind: str, policy: str, page: int, steps: int, seed: int, capacity: int, flood: int, core: str, ours: str = ""
+    kind: str,
+    policy: str,
+    page: int,
+    steps: Iterable[int],
+    seed: int,
+    capacity: int,
+    flood: int = 0,
+    core: str = "python",
+    ours: str = "",
 ) -> dict[str, Any]:
+    """One stream: each step is a number that all its choices follow from, so that any part of a stream is one too."""
     rng = random.Random(seed)
     rust = core == "rust"
     stock_side = Side(kind, policy, page, capacity, False, core)
@@ -201,7 +214,8 @@ def run(
     if flood:
         for i in rng.sample(range(flood), flood // 3):
             both("match", [1000 + i] * page)
-    for step in range(steps):
+    for step, choices in enumerate(steps):
+        rng = random.Random(choices)
         roll = rng.random()
         if roll < 0.30:
             agree(step, "insert", both("insert", prompt(), rng.randrange(0, 3)))
@@ -250,12 +264,41 @@ def default_kind() -> str:
     return "UnifiedRadixCache"
 
 
+def search(kind: str, policy: str, page: int, examples: int, ours: str) -> dict[str, Any]:
+    """Streams drawn by hypothesis; a difference is shrunk to the fewest steps before it is reported."""
+    steps = 0
+
+    phases = [Phase.generate] if ours else [*Phase]  # a difference that is there on purpose need not be shrunk
+    checks = [*HealthCheck]
+
+    @settings(
+        max_examples=examples,
+        phases=phases,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=checks,
+    )
+    @given(st.lists(st.integers(0, 1 << 16), min_size=120, max_size=400))
+    def differ(stream: list[int]) -> None:
+        nonlocal steps
+        steps += len(stream)
+        try:
+            run(kind, policy, page, stream, 1, page * 120, ours=ours)
+        except SystemExit as difference:  # hypothesis shrinks failures, not exits
+            raise AssertionError(f"{difference} in the stream {stream}") from None
+
+    differ()
+    return {"policy": policy, "page": page, "examples": examples, "steps": steps}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", default="")
     parser.add_argument("--policy", action="append", required=True)
     parser.add_argument("--page", type=int, action="append", required=True)
     parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--examples", type=int, default=0, help="let hypothesis draw that many streams instead")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--capacity", type=int, default=0)
     parser.add_argument("--flood", type=int, default=0)
@@ -266,7 +309,12 @@ def main() -> None:
     for policy in args.policy:
         for page in args.page:
             capacity = args.capacity or page * (120 + args.flood)
-            result = run(kind, policy, page, args.steps, args.seed, capacity, args.flood, args.stock_core, args.ours)
+            if args.examples:
+                print(json.dumps(search(kind, policy, page, args.examples, args.ours)), flush=True)
+                continue
+            draw = random.Random(args.seed)
+            steps = [draw.getrandbits(32) for _ in range(args.steps)]
+            result = run(kind, policy, page, steps, args.seed, capacity, args.flood, args.stock_core, args.ours)
             print(json.dumps(result), flush=True)
 
 

@@ -35,6 +35,14 @@ def test_same_victims_in_the_same_order(in_engine: Run, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
+def test_hypothesis_finds_no_stream_with_other_victims(in_engine: Run, version: str) -> None:
+    words = policies(version)
+    results = in_engine(version, "differential.py", *words, "--page", "1", "--page", "16", "--examples", "6")
+    assert len(results) == len(words) // 2 * 2
+    assert sum(result["steps"] for result in results) > 5000
+
+
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
 def test_same_victims_at_more_than_ten_thousand_leaves(in_engine: Run, version: str) -> None:
     """Order in a small set says little of a heap: here thousands of leaves are touched between evictions."""
     args = ["--policy", "lru", "--policy", "mru", "--policy", "priority", "--page", "1"]
@@ -52,5 +60,6 @@ def test_same_victims_as_the_rust_core(in_engine: Run) -> None:
 
 def test_the_driver_sees_a_difference(in_engine: Run) -> None:
     """Stock lru beside our lfu must be told apart, or equal results above would mean nothing."""
-    with pytest.raises(AssertionError, match=r"step .*: stock .* ours"):
-        in_engine("0.5.20", "differential.py", "--policy", "lru", "--ours", "lfu", "--page", "1", "--steps", "3000")
+    for how in (["--steps", "3000"], ["--examples", "12"]):
+        with pytest.raises(AssertionError, match=r"step .*: stock .* ours"):
+            in_engine("0.5.20", "differential.py", "--policy", "lru", "--ours", "lfu", "--page", "1", *how)
