@@ -52,12 +52,13 @@ def main(selection: list[str]) -> int:
 
     totals = Totals()
     with tempfile.TemporaryDirectory() as reports:
+        engines = f"({NEEDS_ENGINE}) and not gpu"
         checks = {
             "lint": ["ruff", "check", "."],
             "types": ["mypy"],
             # The core first, then engines; two at a time, for a small machine with two cores.
             "core tests": ["pytest", "-q", "-n", "2", "-m", f"not ({NEEDS_ENGINE} or gpu)"],
-            "engine tests": ["pytest", "-q", "-n", "2", "--dist", "worksteal", "--durations=15", "-m", f"({NEEDS_ENGINE}) and not gpu"],
+            "engine tests": ["pytest", "-q", "-n", "2", "--dist", "worksteal", "--durations=15", "-m", engines],
         }
         for name, (tool, *arguments) in checks.items():
             say(f"{name}: {tool} {' '.join(arguments)}")
