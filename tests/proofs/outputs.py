@@ -1,6 +1,6 @@
 """Greedy outputs of one workload, one request at a time, on a pool so small that most of it is evicted.
 
-    python outputs.py MODEL TEXT (stock:PAGE | POLICY) ...
+    python outputs.py MODEL TEXT POOL_TOKENS (stock:PAGE | POLICY) ...
 
 Tells one object an engine: what it generated, what it found cached, what it evicted, and whether its books balance.
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 from subject import Subject, tell
 
-POOL_TOKENS = 512
 STOCK = "stock:"
 NEW_TOKENS = 6
 SYSTEM = (
@@ -52,7 +51,7 @@ def measure(subject: Subject, prompts: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, text, *cases = sys.argv[1:]
+    model, text, pool_tokens, *cases = sys.argv[1:]
     prompts = workload(Path(text))
     policy: str | None
     arguments: dict[str, Any]
@@ -61,7 +60,7 @@ def main() -> None:
         if case.startswith(STOCK):
             page = int(case.removeprefix(STOCK))
             policy, arguments = None, {"page_size": page, "attention_backend": "torch_native", "kv_cache_dtype": "bf16"}
-        with Subject(model, policy, POOL_TOKENS, chunked_prefill_size=128, **arguments) as subject:
+        with Subject(model, policy, int(pool_tokens), chunked_prefill_size=128, **arguments) as subject:
             tell({"case": case, **measure(subject, prompts)})
 
 

@@ -64,8 +64,9 @@ def in_engine(sglang_env: Callable[..., EngineEnv], real_model: Path, tmp_path: 
             cases.append(str(path))
         engine = with_witness(sglang_env("0.5.20"), tmp_path / "witness", **env)
         half = (len(cases) + 1) // 2  # an engine is one busy process: two at a time fill a small machine
+        pool_tokens = "512" if page < 64 else "384"  # bigger pages cache less of each prompt
         programs = [
-            Program(engine, "outputs.py", real_model, CHECKOUT / "LICENSE", *part)
+            Program(engine, "outputs.py", real_model, CHECKOUT / "LICENSE", pool_tokens, *part)
             for part in (cases[:half], cases[half:])
         ]
         (first, log), (second, more) = run_both(*programs)
