@@ -4,8 +4,8 @@
     python replay.py MODEL POLICY replay STREAM.json [CHANGED]
 
 `replay` gives every request the arrival stamp that was recorded, as the other ranks of a server get it, whatever the
-clock of its own process says. Afterwards the first part is run again, with request number CHANGED different if that is
-given. Requests go one at a time and scheduling does not overlap with the model, so that every process makes the same
+clock of its own process says. Afterwards the first part is run again, with request number CHANGED one page longer if that
+is given. Requests go one at a time and scheduling does not overlap with the model, so that every process makes the same
 batches: real ranks are kept in step by their broadcast, two servers are not.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
         again = [dict(item) for item in stream[:AGAIN]]
         if changed:
             number = int(changed[0])
-            again[number]["tokens"] = [4, *again[number]["tokens"]]
+            again[number]["tokens"] += [4] * PAGE
         for item in again:
             send(subject, stamps, item)
         tell({"digests": state["witness"]["digests"], "with again": subject.witness()["digests"], "state": state})

@@ -75,7 +75,7 @@ def test_a_recorded_stream_gives_equal_victims(
     assert first["digests"] == recorded["digests"]
     assert second["digests"] == recorded["digests"]
 
-    # A detector that can fail: the same again, but for one token of one request.
+    # A detector that can fail: the same again, but one request is one page longer.
     assert recorded["with again"] == first["with again"]
     assert len(first["with again"]) > len(first["digests"])
     assert second["with again"] != first["with again"]
