@@ -4,9 +4,9 @@
     python replay.py MODEL POLICY replay STREAM.json [CHANGED]
 
 `replay` gives every request the arrival stamp that was recorded, as the other ranks of a server get it, whatever the
-clock of its own process says. Afterwards the first part is run again, with request number CHANGED one page longer if that
-is given. Requests go one at a time and scheduling does not overlap with the model, so that every process makes the same
-batches: real ranks are kept in step by their broadcast, two servers are not.
+clock of its own process says. Afterwards the first part is run again, with request number CHANGED one page longer if
+that is given. Requests go one at a time and scheduling does not overlap with the model, so that every process makes the
+same batches: real ranks are kept in step by their broadcast, two servers are not.
 """
 
 from __future__ import annotations
