@@ -65,6 +65,7 @@ def run_column(
     test_timeout_s: int = 60,
 ) -> Column:
     """Run `tests` once with pytest in `engine`'s SGLang. Raises RuntimeError if the run itself dies."""
+    folders = sorted({str(test.parent) for test in tests})  # some test files import from others
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
         command = [
@@ -78,7 +79,7 @@ def run_column(
         ]
         env = {
             **engine.env,
-            "PYTHONPATH": os.pathsep.join([engine.env["PYTHONPATH"], *map(str, PLUGIN_PATH)]),
+            "PYTHONPATH": os.pathsep.join([engine.env["PYTHONPATH"], *map(str, PLUGIN_PATH), *folders]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "SGLANG_TEST_MAX_RETRY": "0",
             # 0.5.23's default core is the Rust one, which our eviction replaces by the Python one: like with like.
