@@ -14,7 +14,7 @@ import pytest
 from tools import conformance
 from tools.conformance import Column, new_failures, newly_passed, run_column
 
-SUITE = '''
+SUITE = """
 import unittest
 from array import array
 
@@ -71,7 +71,7 @@ class Absent(CustomTestCase):
     def test_of_another_version(self):
         from sglang.srt.mem_cache.evict_policy import NoSuchStrategy
         self.assertIsNotNone(NoSuchStrategy())
-'''
+"""
 DEFAULT_CACHE = {"0.5.18": "RadixCache", "0.5.20": "UnifiedRadixCache"}
 
 
