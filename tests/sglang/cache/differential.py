@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 import sys
+import traceback
 from array import array
 from collections.abc import Iterable
 from typing import Any
@@ -286,9 +287,13 @@ def search(kind: str, policy: str, page: int, examples: int, ours: str) -> dict[
         try:
             run(kind, policy, page, stream, 1, page * 120, ours=ours)
         except SystemExit as difference:  # hypothesis shrinks failures, not exits
-            raise AssertionError(f"{difference} in the stream {stream}") from None
+            raise AssertionError(str(difference)) from None
 
-    differ()
+    try:
+        differ()
+    except AssertionError as difference:
+        traceback.print_exc()  # with the stream, which may be long: the difference is said after it, once more
+        raise SystemExit(str(difference)) from None
     return {"policy": policy, "page": page, "examples": examples, "steps": steps}
 
 

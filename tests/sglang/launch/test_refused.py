@@ -95,11 +95,11 @@ def test_an_unsupported_engine(sglang_env: SglangEnv, tiny_model: Path, tmp_path
 
 def test_an_import_failure_in_the_launcher(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     """SGLang swallows plugin exceptions; a launcher asked for a policy must end all the same."""
-    code = "import sys\nsys.modules['kvpolicy.language'] = None\n"
+    code = "import sys\nsys.modules['kvpolicy.compiler'] = None\n"
     engine = injecting(sglang_env(DEMO), tmp_path / "fault", code)
     done = launch(engine, tiny_model, "--kv-policy", str(write_policy(tmp_path)))
     assert done.returncode == 1
-    assert_said(done, "kvpolicy: cannot start with a policy: ModuleNotFoundError: import of kvpolicy.language halted")
+    assert_said(done, "kvpolicy: cannot start with a policy: ModuleNotFoundError: import of kvpolicy.compiler halted")
 
 
 def test_a_hook_that_does_not_take(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
