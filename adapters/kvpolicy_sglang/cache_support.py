@@ -77,6 +77,12 @@ def _environment(name: str) -> bool:
         return False
 
 
+def _has_foreign_component(start: _Start) -> bool:
+    """Another plugin already put its own FULL component into the cache that is about to be built."""
+    override = getattr(start.built("params"), "component_registry_override", None) or {}
+    return any(getattr(kind, "name", kind) == "FULL" for kind in override)
+
+
 _TREE_ONLY = "its tree holds more than one kind of state or tier, and order there is not proven equal"
 
 #: Tried in order; the first that is in use and not `supported` decides.
@@ -87,6 +93,13 @@ FEATURES: tuple[Feature, ...] = (
         "refused",
         "they load no plugins, so requests carry no arrival time and ttl and seconds would stand still",
         lambda start: start.needs.time and int(start.arg("tokenizer_worker_num") or 1) > 1,
+    ),
+    Feature(
+        "the embedded Rust server",
+        "SGLANG_RUST_SERVER",
+        "refused",
+        "it tokenizes without plugins, so requests carry no arrival time and ttl and seconds would stand still",
+        lambda start: start.needs.time and _environment("SGLANG_RUST_SERVER"),
     ),
     Feature(
         "prefix cache off",
@@ -166,6 +179,13 @@ FEATURES: tuple[Feature, ...] = (
         "stock",
         "it shows no nodes",
         lambda start: _environment("SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"),
+    ),
+    Feature(
+        "another plugin's cache component",
+        "component_registry_override",
+        "stock",
+        "that plugin decides what is evicted, and two cannot",
+        _has_foreign_component,
     ),
     Feature(
         "pages sharded over GPUs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +33,12 @@ PLAIN: dict[str, Any] = {
     "tp_size": 1,
     "pp_size": 1,
 }
+
+
+class _Full(Enum):
+    """Stands for the engine's ComponentType, whose members are told by name."""
+
+    FULL = 1
 
 
 class PageInterleavePoolAllocator:
@@ -69,6 +77,12 @@ CASES = [
         {"params": SimpleNamespace(token_to_kv_pool_allocator=PageInterleavePoolAllocator())},
         "stock",
     ),
+    (
+        "another plugin's cache component",
+        {},
+        {"params": SimpleNamespace(component_registry_override={_Full.FULL: object})},
+        "stock",
+    ),
     ("LoRA", {"enable_lora": True}, {}, "supported"),
     ("speculative decoding", {"speculative_algorithm": "EAGLE"}, {}, "supported"),
     ("data parallelism, DP attention", {"dp_size": 2}, {}, "supported"),
@@ -77,7 +91,7 @@ CASES = [
     ("sessions", {}, {}, "supported"),
     ("chunked prefill and overlap scheduling", {}, {}, "supported"),
 ]
-ONLY_BY_ENVIRONMENT = {"the C++ tree"}
+ONLY_BY_ENVIRONMENT = {"the C++ tree", "the embedded Rust server"}
 
 
 @pytest.mark.parametrize(("name", "flags", "facts", "kind"), CASES)
@@ -140,3 +154,13 @@ def test_a_refusal_names_the_policy_and_the_ways_out() -> None:
     said = refusal(activate(rules, on_conflict="warn"), refused)
     assert said is not None
     assert "on_conflict" not in said  # would not help
+
+
+@pytest.mark.engine
+def test_the_rust_server_is_refused_only_where_time_is_needed(in_engine: Callable[..., list[dict[str, Any]]]) -> None:
+    """It takes requests in without the tokenizer process that stamps them."""
+    script = "rust_server.py"
+    (on,) = in_engine("0.5.20", script, SGLANG_RUST_SERVER="1")
+    assert on == {"time": "refused", "no time": "supported"}
+    (off,) = in_engine("0.5.20", script)
+    assert off == {"time": "supported", "no time": "supported"}
