@@ -17,7 +17,7 @@ _CLOCK_FIELDS = frozenset({"idle_requests", "idle_s", "age_requests", "age_s"})
 
 _CLASSES = {
     "stable": "it changes only when a unit is touched, so a heap keeps the exact order",
-    "decay": "it falls alike for all units between touches, so a heap keeps the exact order",
+    "decay": "the order of untouched units never changes, so a heap keeps it exactly",
     "dynamic": "its order changes between touches, so it is evaluated again on a sample at eviction",
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,10 @@ def test_dump_reads_back_to_the_same_data(data) -> None:
 def test_dump_quotes_what_would_read_as_something_else() -> None:
     text = dump({"a": "null", "b": "5", "c": "off", "d": "x: y", "e": "# x", "f": "- x", "g": "", "h": "0777"})
     assert text == 'a: "null"\nb: "5"\nc: off\nd: "x: y"\ne: "# x"\nf: "- x"\ng: ""\nh: "0777"\n'
+
+
+@pytest.mark.parametrize("module", ["kvpolicy", "kvpolicy.cli", "kvpolicy.cli.main"])
+def test_the_package_runs_as_a_module(module) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "list"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout.startswith("agentic ")
