@@ -1,13 +1,14 @@
 """Eviction by sample: the Order behind scores that move with the clock alone, which no heap can hold.
 
 As in Redis, each victim is the best of a few candidates: some drawn afresh, some kept from earlier draws because they
-were good. The draws come from a counter, never from a random source, so that equal calls give equal victims on every
-rank.
+were good. A key is evaluated once a request, so the victims of one walk share the candidates drawn for it. The draws
+come from a counter, never from a random source, so that equal calls give equal victims on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
 from typing import Any, Generic
 
 from kvpolicy.eviction.base import H, KeyChange, PolicyClock
@@ -18,21 +19,36 @@ _MASK64 = (1 << 64) - 1
 # Knuth's MMIX linear congruential generator; the upper bits are used.
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
 
-#: Candidates drawn for each victim, and good ones kept for the next.
+#: Candidates drawn for each victim (up to twice as many of fewer members), and good ones kept for the next request.
 DRAWN, KEPT = 32, 16
+
+_Ranked = tuple[Any, int, Any]  # key, a number that tells equal keys apart, handle
 
 
 class SampledOrder(Generic[H]):
-    """Order by a key that ``clock`` moves. Of at most ``DRAWN + KEPT`` members the exact smallest key; of more, the
-    smallest among that many candidates.
+    """Order by a key that ``clock`` moves. Of less than ``2 * DRAWN`` members the exact smallest key; of more, the
+    smallest among all candidates since the clock moved, ``DRAWN`` more for each victim.
 
-    With n members the victim is expected among the lowest ``1 / (DRAWN + 1)`` of all keys, in practice lower thanks to
-    the kept ones. Cost: that many key evaluations a victim, whatever n; membership changes are O(1).
+    A draw takes members at equal distances in their list, the first at random. With n members a victim is expected
+    among the lowest ``1 / (DRAWN + 1)`` of all keys, in practice lower thanks to the other candidates. Cost: that many
+    key evaluations a victim, whatever n, fewer where a walk takes many victims; membership changes are O(1).
     """
 
     is_keyed = False
 
-    __slots__ = ("_best", "_best_seq", "_clock", "_kept", "_key", "_members", "_position", "_state", "change")
+    __slots__ = (
+        "_candidates",
+        "_clock",
+        "_is_drawn",
+        "_key",
+        "_members",
+        "_position",
+        "_ranked",
+        "_seq",
+        "_serial",
+        "_state",
+        "change",
+    )
 
     def __init__(self, key: Callable[[H], Any], clock: PolicyClock) -> None:
         self.change: KeyChange = KeyChange.DYNAMIC
@@ -41,16 +57,18 @@ class SampledOrder(Generic[H]):
         self._state = 0
         self._members: list[H] = []
         self._position: dict[H, int] = {}
-        self._kept: list[H] = []
-        self._best: tuple[Any, H] | None = None  # the last answer, until membership, a touch or the clock changes it
-        self._best_seq = 0
+        self._seq = 0  # the request at which the candidates' keys were evaluated
+        self._serial = 0
+        self._candidates: dict[H, _Ranked] = {}
+        self._ranked: list[_Ranked] = []  # a heap; entries that are no candidate's own any more are dead
+        self._is_drawn = False  # for the present victim
 
     def add(self, handle: H) -> None:
         if handle not in self._position:
             self._position[handle] = len(self._members)
             self._members.append(handle)
-            if len(self._members) <= DRAWN + KEPT:
-                self._best = None
+            if len(self._members) < 2 * DRAWN:
+                self._is_drawn = False
 
     def discard(self, handle: H) -> None:
         position = self._position.pop(handle, None)
@@ -60,22 +78,22 @@ class SampledOrder(Generic[H]):
         if last is not handle:
             self._members[position] = last
             self._position[last] = position
-        if self._best is not None and (self._best[1] is handle or len(self._members) == DRAWN + KEPT):
-            self._best = None
+        if self._candidates.pop(handle, None) is not None or len(self._members) < 2 * DRAWN:
+            self._is_drawn = False
 
     def touch(self, handle: H) -> None:
-        if self._best is not None and (self._best[1] is handle or len(self._members) <= DRAWN + KEPT):
-            self._best = None
+        if handle in self._candidates:
+            self._rank((handle,))
 
     def peek(self) -> tuple[Any, H] | None:
-        if (self._best is None or self._best_seq != self._clock.request_seq) and self._members:
-            key = self._key
-            ranked = [(key(handle), handle) for handle in self._candidates()]
-            ranked.sort(key=_first)
-            self._best = ranked[0]
-            self._best_seq = self._clock.request_seq
-            self._kept = [handle for _, handle in ranked[: KEPT + 1]]
-        return self._best
+        if self._seq != self._clock.request_seq:
+            self._seq = self._clock.request_seq
+            self._keep_best()
+            self._draw()
+        elif not self._is_drawn:
+            self._draw()
+        top = self._first()
+        return None if top is None else (top[0], top[2])
 
     def pop(self) -> H | None:
         top = self.peek()
@@ -87,8 +105,9 @@ class SampledOrder(Generic[H]):
     def clear(self) -> None:
         self._members.clear()
         self._position.clear()
-        self._kept.clear()
-        self._best = None
+        self._candidates.clear()
+        self._ranked.clear()
+        self._is_drawn = False
 
     def __len__(self) -> int:
         return len(self._members)
@@ -100,23 +119,45 @@ class SampledOrder(Generic[H]):
         return iter(self._members)
 
     def check(self) -> None:
-        """Debug: array and positions agree."""
+        """Debug: array and positions agree, and only members are candidates."""
         assert len(self._members) == len(self._position), "a member twice, or none"
         for position, handle in enumerate(self._members):
             assert self._position[handle] == position, "a position that is not the member's"
+        for handle, entry in self._candidates.items():
+            assert handle in self._position, "a candidate that is no member"
+            assert entry in self._ranked, "a candidate that is never first"
 
-    def _candidates(self) -> list[H]:
-        members = self._members
-        if len(members) <= DRAWN + KEPT:
-            return members
-        position, state, size = self._position, self._state, len(members)
-        chosen = {handle: None for handle in self._kept if handle in position}
-        for _ in range(DRAWN):
-            state = (state * _MULTIPLIER + _INCREMENT) & _MASK64
-            chosen[members[(state >> 33) % size]] = None
-        self._state = state
-        return list(chosen)
+    def _first(self) -> _Ranked | None:
+        """The best candidate's entry."""
+        ranked, candidates = self._ranked, self._candidates
+        while ranked:
+            entry = ranked[0]
+            if candidates.get(entry[2]) is entry:
+                return entry
+            heappop(ranked)
+        return None
 
+    def _rank(self, handles: Iterable[H]) -> None:
+        key, ranked, candidates, serial = self._key, self._ranked, self._candidates, self._serial
+        for handle in handles:
+            serial += 1
+            candidates[handle] = entry = (key(handle), serial, handle)
+            heappush(ranked, entry)
+        self._serial = serial
 
-def _first(ranked: tuple[Any, Any]) -> Any:
-    return ranked[0]
+    def _keep_best(self) -> None:
+        """The clock moved: only the best candidates stay, under their present keys."""
+        best: list[H] = []
+        while len(best) < KEPT and (entry := self._first()) is not None:
+            best.append(entry[2])
+            heappop(self._ranked)
+        self._candidates.clear()
+        self._ranked.clear()
+        self._rank(best)
+
+    def _draw(self) -> None:
+        members, candidates = self._members, self._candidates
+        self._state = state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK64
+        distance = len(members) // DRAWN or 1
+        self._rank([h for h in members[(state >> 33) % distance :: distance] if h not in candidates])
+        self._is_drawn = True
