@@ -1,0 +1,1 @@
+"""vLLM under a KV-cache policy. The only code that imports vllm."""

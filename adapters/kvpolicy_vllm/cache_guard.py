@@ -1,0 +1,189 @@
+"""Between vLLM's block pool and the policy: no policy fault passes, and every free block stays available.
+
+The pool calls these methods from inside the scheduler. Policies that fail are survived by the index itself; whatever
+else may raise is counted here, the call is served in vLLM's own order (which its free queue keeps all along), and the
+units are built anew from the pool before the next call. A pool that keeps failing is left to vLLM for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .cache_requests import RequestState, state_of
+from .cache_units import CachedUnits
+
+if TYPE_CHECKING:
+    from kvpolicy.runtime.active import ActivePolicy
+
+__all__ = ["CacheGuard"]
+
+logger = logging.getLogger("kvpolicy")
+
+#: Faults (each one costs a pass over the pool) after which the policy gives up.
+MAX_FAULTS = 32
+
+
+class CacheGuard:
+    """One block pool's policy behind a fault barrier. No method raises."""
+
+    def __init__(self, active: ActivePolicy, pool: Any, units: CachedUnits) -> None:
+        self.active = active
+        self.units = units
+        self._pool = pool
+        self._request: RequestState | None = None  # whose blocks are being allocated
+        self._faults = 0
+        self._is_stale = False  # a fault left the units behind the pool
+        self._warned = False
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the policy gave up and vLLM's own order serves."""
+        return self._faults > MAX_FAULTS
+
+    # -- requests --
+
+    def arrive(self, request: Any) -> None:
+        """A request reached the scheduler: it counts, and moves the policy's time."""
+        try:
+            self._state(request)
+        except Exception:
+            self._fault("arrive", "the policy failed to read a request's arrival")
+
+    def enter(self, request: Any) -> None:
+        """`request` gets blocks now, until `leave`."""
+        try:
+            self._request = self._state(request)
+        except Exception:
+            self._fault("request", "the policy failed to read a request")
+
+    def matched(self, blocks: Sequence[Any]) -> None:
+        """Cached blocks got a user. The first ones that a request takes are its match."""
+        state = self._request
+        if state is not None and not state.is_counted:
+            state.is_counted = True
+            state.matched = list(blocks)
+
+    def leave(self, is_served: bool) -> None:
+        """`is_served`: the request got what it asked for."""
+        state, self._request = self._request, None
+        if state is not None and is_served:
+            state.is_counted = True  # a request that is preempted will match its own blocks
+            self._count_hit(state)
+
+    def _count_hit(self, state: RequestState) -> None:
+        if state.matched:
+            blocks, state.matched = state.matched, None
+            state.matched_tokens = len(blocks) * self.units.block_tokens
+            if not self._is_stale:
+                try:
+                    self.units.hit(blocks, state.info)
+                except Exception:
+                    self._fault("touch", "the policy failed on a hit")
+
+    def admits(self, request: Any) -> bool:
+        """Whether the request's blocks may be cached; decided at its first ones. A fault admits, as vLLM does."""
+        try:
+            state = self._state(request)
+            self._count_hit(state)
+            if state.is_admitted is None:
+                new_tokens = max(0, state.prompt_tokens - state.matched_tokens)
+                state.is_admitted = self.units.index.admit(state.info, state.prompt_tokens, new_tokens)
+            return state.is_admitted
+        except Exception:
+            self._fault("admit", "the policy failed to decide an admission")
+            return True
+
+    def _state(self, request: Any) -> RequestState:
+        return state_of(request, self.units.index.clock)
+
+    # -- blocks --
+
+    def cached(self, request: Any, blocks: Sequence[Any], start: int, stop: int) -> None:
+        if not self._is_stale:
+            try:
+                state = self._state(request)
+                self.units.cached(blocks, start, stop, state.info, state.prompt_tokens)
+            except Exception:
+                self._fault("insert", "the policy failed on new blocks")
+
+    def freed(self, blocks: Sequence[Any]) -> None:
+        if not self._is_stale:
+            try:
+                self.units.freed(blocks)
+            except Exception:
+                self._fault("free", "the policy failed on blocks that became free")
+
+    def taken(self, block: Any) -> None:
+        if not self._is_stale:
+            try:
+                self.units.taken(block)
+            except Exception:
+                self._fault("take", "the policy failed on a block that is free no more")
+
+    def gone(self, block: Any, block_hash: bytes) -> None:
+        if not self._is_stale:
+            try:
+                self.units.gone(block, block_hash)
+            except Exception:
+                self._fault("remove", "the policy failed on a block that left the cache")
+
+    def victims(self, count: int) -> list[Any]:
+        """Up to `count` free blocks, the first to go first. Fewer where the policy failed."""
+        if self._is_stale and not self._is_recovered():
+            return []
+        start_s = time.perf_counter()
+        try:
+            blocks = self.units.victims(count)
+            self._warn()
+            return blocks
+        except Exception:
+            self._fault("evict", "the policy failed to name its victims")
+            return []
+        finally:
+            self.active.observe_evict(time.perf_counter() - start_s)
+
+    def lost(self) -> None:
+        """The units ran out while vLLM still has free cached blocks."""
+        try:
+            raise RuntimeError("the eviction index holds fewer blocks than the free queue")
+        except RuntimeError:
+            self._fault("lost", "the policy ran out of blocks before the demand was met")
+
+    def cleared(self) -> None:
+        """The prefix cache was emptied."""
+        try:
+            self.units.clear()
+            self._is_stale = self.is_retired
+        except Exception:
+            self._fault("reset", "the policy failed to start afresh after a reset")
+
+    # -- faults --
+
+    def _fault(self, reason: str, message: str) -> None:
+        self._faults += 1
+        self._is_stale = True
+        self.active.note_fallback(reason, f"{message}; vLLM's order serves instead")
+        if self._faults == MAX_FAULTS + 1:
+            self.active.core, self.active.core_reason = "engine", f"the policy failed {self._faults} times"
+            logger.error("kvpolicy: the policy failed %d times; vLLM's own order serves from now on", self._faults)
+
+    def _is_recovered(self) -> bool:
+        """Build the units anew after a fault."""
+        if self.is_retired:
+            return False
+        try:
+            self.units.rebuild(self._pool.blocks, self._pool.free_block_queue.get_all_free_blocks())
+        except Exception:
+            self._fault("rebuild", "the policy failed to start again after a fault")
+            return False
+        self._is_stale = False
+        return True
+
+    def _warn(self) -> None:
+        counters = self.units.index.counters
+        if counters.fallbacks and not self._warned:  # counted by the index, which answered in vLLM's order
+            self._warned = True
+            logger.warning("kvpolicy: the policy failed: %s (further ones are counted only)", counters.last_fault)

@@ -1,0 +1,109 @@
+"""vLLM's free queue and block pool with the policy's choice of victims; everything else is theirs.
+
+The queue *is* vLLM's linked list of all free blocks, in vLLM's order, with its interface and its counts; the policy only
+decides which cached block leaves it next. So vLLM's order is there at any moment, for a call that the policy cannot
+serve, and for a swap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+
+from .cache_guard import CacheGuard
+
+__all__ = ["PolicyBlockPool", "PolicyQueue"]
+
+
+class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
+    """Blocks without cached content go first, as in vLLM; then the policy's victims."""
+
+    def __init__(self, blocks: list[Any], guard: CacheGuard) -> None:
+        super().__init__(blocks)
+        self._guard = guard
+
+    def popleft(self) -> Any:
+        return self.popleft_n(1)[0] if self.num_free_blocks else super().popleft()
+
+    def popleft_n(self, n: int) -> list[Any]:
+        if n <= 0 or n > self.num_free_blocks:
+            return super().popleft_n(n)
+        blocks = super().popleft_n(empty) if (empty := self._count_empty(n)) else []
+        if len(blocks) == n:
+            return blocks
+        for block in self._guard.victims(n - len(blocks)):
+            super().remove(block)
+            blocks.append(block)
+        if len(blocks) < n:
+            blocks += self._in_stock_order(n - len(blocks))
+        return blocks
+
+    def remove(self, block: Any) -> None:
+        super().remove(block)
+        self._guard.taken(block)
+
+    def append(self, block: Any) -> None:
+        super().append(block)
+        self._guard.freed((block,))
+
+    def append_n(self, blocks: list[Any]) -> None:
+        super().append_n(blocks)
+        self._guard.freed(blocks)
+
+    def _count_empty(self, most: int) -> int:
+        """Blocks without content at the front of the list, up to `most`."""
+        count, block = 0, self.fake_free_list_head.next_free_block
+        while count < most and block.block_hash is None and block is not self.fake_free_list_tail:
+            count, block = count + 1, block.next_free_block
+        return count
+
+    def _in_stock_order(self, n: int) -> list[Any]:
+        blocks: list[Any] = super().popleft_n(n)
+        cached = [block for block in blocks if block.block_hash is not None]
+        if cached:
+            self._guard.lost()
+        return blocks
+
+
+class PolicyBlockPool(BlockPool):  # type: ignore[misc]
+    """vLLM's pool, telling the policy what becomes of its blocks. Without a `guard` it is vLLM's pool."""
+
+    guard: CacheGuard | None = None
+
+    def cache_full_blocks(
+        self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
+    ) -> None:
+        guard = self.guard
+        if guard is None or num_cached_blocks >= num_full_blocks:
+            super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+        elif guard.admits(request):
+            super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+            guard.cached(request, blocks, num_cached_blocks, num_full_blocks)
+
+    def touch(self, blocks: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        super().touch(blocks, *args, **kwargs)
+        if self.guard is not None:
+            self.guard.matched(blocks)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        guard = self.guard
+        if guard is None:
+            super().evict_blocks(block_ids)
+            return
+        cached = [(block, block.block_hash) for block in map(self.blocks.__getitem__, sorted(block_ids))]
+        super().evict_blocks(block_ids)
+        for block, block_hash in cached:
+            if block_hash is not None and block.block_hash is None:
+                guard.gone(block, block_hash)
+                if block.ref_cnt == 0:  # free and empty: it goes first
+                    FreeKVCacheBlockQueue.remove(self.free_block_queue, block)
+                    self.free_block_queue.prepend_n([block])
+
+    def reset_prefix_cache(self) -> bool:
+        is_reset: bool = super().reset_prefix_cache()
+        if is_reset and self.guard is not None:
+            self.guard.cleared()
+        return is_reset

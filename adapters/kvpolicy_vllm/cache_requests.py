@@ -1,0 +1,60 @@
+"""What the cache side keeps of one request, read off vLLM's `Request` whatever the version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvpolicy.eviction.base import PolicyClock, RequestInfo
+
+__all__ = ["PRIORITY_KEY", "RequestState", "state_of"]
+
+#: In `vllm_xargs` of a request (`SamplingParams.extra_args`): its priority for the policy alone.
+PRIORITY_KEY = "kvpolicy_priority"
+
+_ATTRIBUTE = "_kvp_request"
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request's facts for the policy, and what was already done for it."""
+
+    info: RequestInfo
+    prompt_tokens: int
+    is_counted: bool = False  # its prefix match is known, counted once however often it is preempted
+    matched: list[Any] | None = None  # the blocks of its match, until they are counted
+    matched_tokens: int = 0
+    is_admitted: bool | None = None  # None: not decided yet
+
+
+def state_of(request: Any, clock: PolicyClock) -> RequestState:
+    """The request's state. Made at the first call, which counts the request's arrival."""
+    state: RequestState | None = getattr(request, _ATTRIBUTE, None)
+    if state is None:
+        state = RequestState(_info(request), int(request.num_prompt_tokens))
+        setattr(request, _ATTRIBUTE, state)
+        clock.arrive(int(request.arrival_time * 1000))
+    return state
+
+
+def _info(request: Any) -> RequestInfo:
+    lora = getattr(request, "lora_request", None)
+    return RequestInfo(
+        cache_salt=_text(getattr(request, "cache_salt", None)),
+        priority=_priority(request),
+        session_id=_text(getattr(request, "session_id", None)),
+        lora=None if lora is None else _text(getattr(lora, "lora_name", None)),
+    )
+
+
+def _priority(request: Any) -> int | None:
+    """The number that the client gave for the policy, else the request's own. vLLM cannot tell 0 from not given."""
+    given = (getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}).get(PRIORITY_KEY)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    priority = getattr(request, "priority", None)
+    return priority if isinstance(priority, int) and priority else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
