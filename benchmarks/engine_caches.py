@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from kvpolicy_sglang.active import ActivePolicy
 from kvpolicy_sglang.cache_hooks import build_cache
 from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
@@ -27,6 +26,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvpolicy.compiler import compile_policy
 from kvpolicy.language import policy_from_flat
+from kvpolicy.runtime.active import ActivePolicy
 
 LEAF_TOKENS = 16
 TENANTS = [f"tenant{i}" for i in range(100)]

@@ -24,7 +24,21 @@ ALLOWED = {
         "kvpolicy.replay",
         "kvpolicy.policytest",
     },
-    "kvpolicy_sglang": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
+    "kvpolicy.runtime": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
+    "kvpolicy_sglang": {
+        "kvpolicy.language",
+        "kvpolicy.eviction",
+        "kvpolicy.facts",
+        "kvpolicy.compiler",
+        "kvpolicy.runtime",
+    },
+    "kvpolicy_vllm": {
+        "kvpolicy.language",
+        "kvpolicy.eviction",
+        "kvpolicy.facts",
+        "kvpolicy.compiler",
+        "kvpolicy.runtime",
+    },
 }
 ENGINES = {"sglang", "vllm", "torch", "triton", "flashinfer"}
 FILES = sorted([*ROOT.glob("kvpolicy/**/*.py"), *ROOT.glob("adapters/**/*.py")])

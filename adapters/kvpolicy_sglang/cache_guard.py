@@ -19,8 +19,7 @@ from kvpolicy.eviction.base import KeyChange
 
 if TYPE_CHECKING:
     from kvpolicy.eviction.base import RequestInfo
-
-    from .active import ActivePolicy
+    from kvpolicy.runtime.active import ActivePolicy
 
 __all__ = ["EvictionGuard", "LeafFeed"]
 

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kvpolicy.runtime.active import ActivePolicy, Conflict
+
 from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_touch, cache_unified
-from .active import ActivePolicy, Conflict
 from .cache_guard import EvictionGuard
 from .cache_support import Needs, Verdict, supported
 

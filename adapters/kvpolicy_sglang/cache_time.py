@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .active import current
+from kvpolicy.runtime.active import current
+
 from .cache_guard import EvictionGuard
 
 __all__ = ["ARRIVAL_KEY", "install_scheduler", "install_tokenizer", "read_stamp", "stamp"]
@@ -29,7 +30,12 @@ def install_tokenizer(hooks: Any) -> None:
     """Stamp requests in the process that tokenizes them. Only for a policy whose eviction `needs_time`."""
     from sglang.srt.plugins.hook_registry import HookType
 
-    hooks.register(_TOKENIZED, lambda tokenized, *args, **kwargs: _stamp_safely(tokenized), HookType.AFTER)
+    def stamp_created(tokenized: Any, manager: Any, *_args: Any, **_kwargs: Any) -> None:
+        # An Engine without a policy may share this process; nobody would take its stamps out again.
+        if hasattr(manager.server_args, "_kv_policy"):
+            _stamp_safely(tokenized)
+
+    hooks.register(_TOKENIZED, stamp_created, HookType.AFTER)
 
 
 def install_scheduler(guard_of: Callable[[], EvictionGuard | None], hooks: Any) -> None:

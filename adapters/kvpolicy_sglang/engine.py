@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from . import carry, flags
+from kvpolicy.runtime import carry, flags
 
 __all__ = ["Engine", "StartError"]
 
@@ -27,16 +27,18 @@ def Engine(policy: str | os.PathLike[str], **kwargs: Any) -> Any:
     import sglang
     from sglang.srt.plugins import load_plugins
 
+    from kvpolicy.runtime.loading import load_active, say
+
     from . import launcher, probe, resolution
 
     if flags.disabled(os.environ):
-        launcher.say(f"kvpolicy: {flags.DISABLE_ENV} is set: policy {policy} is ignored, the engine runs stock")
+        say(f"kvpolicy: {flags.DISABLE_ENV} is set: policy {policy} is ignored, the engine runs stock")
         return sglang.Engine(**kwargs)
     before = _children()
     try:
         probe.require_supported_engine()
         pending = launcher.PENDING
-        pending.active = launcher.load_active(os.fspath(policy))
+        pending.active = load_active(os.fspath(policy), "sglang")
         digest = pending.active.digest
         if "server_args" not in kwargs:
             pending.explicit = {name: f"{name}={kwargs[name]!r}" for name in resolution.FIELDS if name in kwargs}

@@ -10,17 +10,19 @@ import argparse
 import atexit
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import cache_hooks, cache_support, cache_time, carry, flags, handshake, probe, resolution
-from .active import ActivePolicy, current, set_current
+from kvpolicy.runtime import carry, flags, handshake
+from kvpolicy.runtime.active import ActivePolicy, current, set_current
+from kvpolicy.runtime.loading import carried_by, load_active, say, summary
+
+from . import cache_hooks, cache_support, cache_time, probe, resolution
 from .hooks import HookSet
 from .machine import possible_on
 
-__all__ = ["PENDING", "Pending", "load_active", "register"]
+__all__ = ["PENDING", "Pending", "register"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -72,8 +74,7 @@ def _add_flag(_result: None, parser: argparse.ArgumentParser) -> None:
         type=str,
         default=None,
         metavar="FILE",
-        help="KV-cache policy: a YAML file or the name of a shipped policy (kvpolicy list). It decides page size, "
-        "KV dtype, attention backend and what is evicted.",
+        help=flags.FLAG_HELP,
     )
     for action in parser._actions:
         if action.dest in resolution.FIELDS:
@@ -102,38 +103,9 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
     if source:
         if (other := os.environ.get(flags.FILE_ENV)) and other != source:
             logger.warning("kvpolicy: %s %s wins over %s=%s", flags.FLAG, source, flags.FILE_ENV, other)
-        PENDING.active = load_active(source)
+        PENDING.active = load_active(source, "sglang")
     PENDING.explicit = getattr(args, "_kvpolicy_explicit", {})
     return original(cls, args)
-
-
-# -- the policy -------------------------------------------------------------------------------------------------------
-
-
-def load_active(source: str) -> ActivePolicy:
-    """Load and compile a policy file or shipped policy. Its warnings go to stderr; SystemExit with its errors."""
-    from kvpolicy.compiler import compile_policy
-    from kvpolicy.language import load_policy
-
-    result = load_policy(source, engine="sglang")
-    errors = [str(found) for found in result.diagnostics if found.severity == "error"]
-    for found in result.diagnostics:
-        if found.severity == "warning":
-            say(str(found))
-    if errors or result.policy is None:
-        summary = f"kvpolicy: {source}: not started: the policy has errors (see kvpolicy check {source})"
-        raise SystemExit("\n".join([*errors, summary]))
-    compiled = compile_policy(result, "sglang")
-    return ActivePolicy(
-        policy=result.policy,
-        flat=result.flat,
-        digest=result.digest,
-        role="launcher",
-        name=compiled.name,
-        source=source,
-        compiled=compiled,
-        origins={path: "{}:{}:{}".format(*result.locate(path)) for path in resolution.PATHS},
-    )
 
 
 # -- resolution -------------------------------------------------------------------------------------------------------
@@ -145,7 +117,7 @@ def _resolve(original: Callable[..., Any], server_args: Any, *args: Any, **kwarg
         return original(server_args, *args, **kwargs)
     active = PENDING.active
     if active is None and (source := os.environ.get(flags.FILE_ENV)):
-        active = load_active(source)
+        active = load_active(source, "sglang")
     if active is None:
         carry.withdraw()  # of an earlier engine in this process
         return original(server_args, *args, **kwargs)
@@ -196,36 +168,13 @@ def _carry(active: ActivePolicy, server_args: Any) -> None:
     server_args._kv_policy_handshake = directory = handshake.new_directory()
     launcher_pid = os.getpid()
     atexit.register(lambda: os.getpid() == launcher_pid and handshake.discard(directory))
-    carry.export(
-        carry.Carried(
-            digest=active.digest,
-            flat=active.flat,
-            source=active.source,
-            handshake_dir=directory,
-            settings=active.settings,
-            conflicts=active.conflicts,
-            origins=active.origins,
-        )
-    )
+    carry.export(carried_by(active, directory))
     if _START_SCHEDULERS not in PENDING.hooks.targets:
         from sglang.srt.plugins.hook_registry import HookType
 
         PENDING.hooks.register(_START_SCHEDULERS, _start_schedulers, HookType.AROUND)
         PENDING.hooks.apply_now()
-    logger.info("%s", "\n".join(_summary(active)))
-
-
-def _summary(active: ActivePolicy) -> list[str]:
-    lines = [f"kvpolicy: policy {active.name} ({active.source}), digest {active.digest[:12]}"]
-    for known in active.settings.values():
-        name = known.flag.removeprefix("--")
-        lines.append(f"  {name:24} {known.requested} -> {known.effective} ({known.decided_by})")
-    return lines
-
-
-def say(line: str) -> None:
-    """For a person at the terminal, before logging is set up or whatever its level."""
-    print(line, file=sys.stderr, flush=True)
+    logger.info("%s", "\n".join(summary(active)))
 
 
 # -- the schedulers ---------------------------------------------------------------------------------------------------
@@ -243,7 +192,8 @@ def _start_schedulers(original: Callable[..., Any], cls: type, server_args: Any,
         try:
             wait_for_ready()
             pids = [pid for info in started.scheduler_infos for pid in info.get("scheduler_pids", ())]
-            reports = handshake.verify(directory, active.digest, pids or [process.pid for process in processes])
+            pids = pids or [process.pid for process in processes]
+            reports = handshake.verify(directory, active.digest, pids, allowlist="SGLANG_PLUGINS")
         except handshake.Mismatch as error:
             for process in processes:
                 process.kill()

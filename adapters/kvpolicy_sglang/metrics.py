@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import probe, status
-from .active import ActivePolicy
+from kvpolicy.runtime import metrics, status
+from kvpolicy.runtime.active import ActivePolicy
+from kvpolicy.runtime.metrics import Metric
 
-__all__ = ["start"]
+from . import probe
 
-# An eviction call takes from tens of microseconds (an index) to a good tenth of a second (a heap over 100k leaves).
-_SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.2, 1.0)
+__all__ = ["start", "start_for"]
 
 
 def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
@@ -23,22 +23,17 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     from prometheus_client import Counter, Gauge, Histogram
 
     names, values = tuple(labels), tuple(labels.values())
-    Gauge(
-        "kvpolicy_info",
-        "The policy in force; always 1.",
-        ("policy", "digest", "core", *names),
-        multiprocess_mode="mostrecent",
-    ).labels(active.name, active.digest[:12], active.core, *values).set(1)
-    evictions = Counter("kvpolicy_evictions", "Evicted cache units by the rule that last held them.", ("rule", *names))
-    tokens = Counter("kvpolicy_evicted_tokens", "Evicted tokens by the rule that last held them.", ("rule", *names))
-    faults = Counter("kvpolicy_fallbacks", "Calls served in the engine's order after a fault.", ("reason", *names))
-    seconds = Histogram("kvpolicy_evict_seconds", "Duration of one eviction call.", names, buckets=_SECONDS)
-    digest = Gauge(
-        "kvpolicy_victim_digest",
-        "Low 48 bits of the running hash over all victims: equal on all tensor-parallel ranks of a replica.",
-        names,
-        multiprocess_mode="mostrecent",
-    ).labels(*values)
+
+    def make(kind: Any, metric: Metric, **more: Any) -> Any:
+        return kind(metric.name, metric.help, (*metric.labels, *names), **more)
+
+    info = make(Gauge, metrics.INFO, multiprocess_mode="mostrecent")
+    info.labels(active.name, active.digest[:12], active.core, *values).set(1)
+    evictions = make(Counter, metrics.EVICTIONS)
+    tokens = make(Counter, metrics.EVICTED_TOKENS)
+    faults = make(Counter, metrics.FALLBACKS)
+    seconds = make(Histogram, metrics.EVICT_SECONDS, buckets=metrics.SECONDS_BUCKETS)
+    digest = make(Gauge, metrics.VICTIM_DIGEST, multiprocess_mode="mostrecent").labels(*values)
     observe_seconds = seconds.labels(*values).observe
     seen: dict[tuple[Counter, str], int] = {}
 
@@ -55,7 +50,7 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
         if counters is not None:
             grow(evictions, status.by_rule(counters.evictions))
             grow(tokens, status.by_rule(counters.evicted_tokens))
-            digest.set(active.index.victim_digest & (1 << 48) - 1)  # a gauge is a float: 53 bits are exact
+            digest.set(metrics.digest_value(active.index.victim_digest))
         grow(faults, status.fallbacks(active))
 
     active.on_evict = update

@@ -22,16 +22,18 @@ __all__ = ["load"]
 
 def load() -> None:
     """Register the hooks this process needs. Raises nothing but SystemExit."""
+    from kvpolicy.runtime.flags import Role
+
     from . import flags
 
     role = flags.role_of_process(sys.argv, os.environ, is_spawned=multiprocessing.parent_process() is not None)
-    if role is flags.Role.NONE:
+    if role is Role.NONE:
         return
     try:
         from . import probe
 
         probe.require_supported_engine()
-        if role is flags.Role.CHILD:
+        if role is Role.CHILD:
             from . import scheduler
 
             scheduler.register()

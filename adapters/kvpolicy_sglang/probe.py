@@ -6,10 +6,11 @@ import os
 import re
 from typing import Any
 
+from kvpolicy.runtime.flags import UNTESTED_ENV
+
 __all__ = [
     "FIRST",
     "LAST",
-    "UNTESTED_ENV",
     "engine_version",
     "overrider",
     "ranks",
@@ -19,7 +20,6 @@ __all__ = [
 ]
 
 FIRST, LAST = (0, 5, 16), (0, 5, 23)
-UNTESTED_ENV = "KVPOLICY_ALLOW_UNTESTED_ENGINE"
 
 
 def engine_version() -> str:

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kvpolicy.facts.unprotected import unprotected_room
+from kvpolicy.runtime import carry, flags, handshake, status
+from kvpolicy.runtime.active import ActivePolicy, set_current
+from kvpolicy.runtime.loading import activate
 
-from . import carry, flags, handshake, metrics, probe, resolution, status
-from .active import ActivePolicy, set_current
+from . import built, metrics, probe, resolution
 from .hooks import HookSet
 
 __all__ = ["register"]
@@ -45,7 +47,7 @@ class _Child:
         from sglang.srt.plugins.hook_registry import HookType
 
         try:
-            self.active = active = _activate(self.carried)
+            self.active = active = activate(self.carried, "sglang")
             set_current(active)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.__init__", self._build, HookType.AROUND)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.get_internal_state", self._state, HookType.AFTER)
@@ -70,7 +72,7 @@ class _Child:
                 )
             self.hooks.verify()
             original(scheduler, server_args, *args, **kwargs)
-            resolution.compare_built(active, status.built_values(scheduler))
+            resolution.compare_built(active, built.built_values(scheduler))
         except SystemExit as error:
             handshake.report_failure(self.carried.handshake_dir, str(error))
             raise
@@ -114,23 +116,3 @@ class _Child:
             result.internal_state["kvpolicy"] = block
         except Exception:
             self.active.note_fallback("status", "the server's state shows no policy")
-
-
-def _activate(carried: carry.Carried) -> ActivePolicy:
-    from kvpolicy.compiler import compile_policy
-    from kvpolicy.language import policy_from_flat
-
-    policy = policy_from_flat(carried.flat, engine="sglang")
-    compiled = compile_policy(policy, "sglang")
-    return ActivePolicy(
-        policy=policy,
-        flat=carried.flat,
-        digest=carried.digest,
-        role="scheduler",
-        name=compiled.name,
-        source=carried.source,
-        compiled=compiled,
-        origins=carried.origins,
-        settings=carried.settings,
-        conflicts=carried.conflicts,
-    )

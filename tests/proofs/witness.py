@@ -32,7 +32,7 @@ def load() -> None:
     HookRegistry.register(f"{scheduler}.get_internal_state", add_block, HookType.AFTER)
     HookRegistry.register(f"{scheduler}.handle_generate_request", on_arrival, HookType.BEFORE)
     if "KVPOLICY_CARRY" in os.environ:
-        HookRegistry.register("kvpolicy_sglang.active.ActivePolicy.observe_evict", after_evict, HookType.AFTER)
+        HookRegistry.register("kvpolicy.runtime.active.ActivePolicy.observe_evict", after_evict, HookType.AFTER)
 
 
 def after_evict(_result: None, active: Any, *_: Any) -> None:
@@ -79,7 +79,7 @@ def check_index() -> str:
     """The failed invariant of kvpolicy's own index; empty if there is none, or no index."""
     if "KVPOLICY_CARRY" not in os.environ:
         return ""
-    from kvpolicy_sglang.active import current
+    from kvpolicy.runtime.active import current
 
     active = current()
     if active is None or active.index is None:

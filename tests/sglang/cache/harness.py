@@ -7,11 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from kvpolicy_sglang.active import ActivePolicy
 from kvpolicy_sglang.cache_hooks import Built, build_cache
 
 from kvpolicy.compiler import compile_policy
 from kvpolicy.language import policy_from_flat
+from kvpolicy.runtime.active import ActivePolicy
 
 
 def activate(eviction: dict[str, Any], on_conflict: str = "error") -> ActivePolicy:

@@ -18,7 +18,8 @@ from typing import Any
 from differential import Side, default_kind
 from harness import activate, attach
 from kvpolicy_sglang.cache_time import read_stamp, stamp
-from kvpolicy_sglang.status import fallbacks
+
+from kvpolicy.runtime.status import fallbacks
 
 POLICY: dict[str, Any] = {
     "score": "log1p(hits) / (1 + idle_requests)",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from kvpolicy_sglang import active as active_module
 from kvpolicy_sglang import cache_admit, cache_time
-from kvpolicy_sglang.active import ActivePolicy
 from kvpolicy_sglang.cache_guard import EvictionGuard
 from kvpolicy_sglang.cache_metadata import Metadata
 from kvpolicy_sglang.cache_requests import state_of
@@ -17,6 +16,8 @@ from kvpolicy_sglang.cache_requests import state_of
 from kvpolicy.compiler import compile_policy
 from kvpolicy.eviction.base import RequestInfo
 from kvpolicy.language import policy_from_flat
+from kvpolicy.runtime import active as active_module
+from kvpolicy.runtime.active import ActivePolicy
 
 FLAT: dict[str, Any] = {
     "apiVersion": "kvpolicy/v1",
@@ -138,11 +139,24 @@ def test_an_arrival_that_cannot_be_read_is_handled(
     assert active.fallbacks == {"arrive": 2}
 
 
+def manager(has_policy: bool) -> SimpleNamespace:
+    return SimpleNamespace(server_args=SimpleNamespace(**{"_kv_policy": "digest"} if has_policy else {}))
+
+
+def test_an_engine_without_a_policy_in_the_same_process_sends_no_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = Hooks(monkeypatch)
+    cache_time.install_tokenizer(hooks)
+    for has_policy in (True, False):
+        sent = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=None))
+        hooks.hooks["_create_tokenized_object"](sent, manager(has_policy))
+        assert (sent.sampling_params.custom_params is not None) == has_policy
+
+
 def test_what_a_client_put_into_custom_params_stays(active: ActivePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     hooks = Hooks(monkeypatch)
     monkeypatch.setattr(active_module, "_current", active)
     cache_time.install_tokenizer(hooks)
-    send = hooks.hooks["_create_tokenized_object"]
+    send = partial(hooks.hooks["_create_tokenized_object"], manager=manager(has_policy=True))
     odd = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=[1, 2]))
     send(odd)
     assert odd.sampling_params.custom_params == [1, 2]

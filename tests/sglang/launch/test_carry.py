@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kvpolicy_sglang import carry
-from kvpolicy_sglang.active import Conflict, Setting
-from kvpolicy_sglang.flags import CARRY_ENV
 
 from kvpolicy.language import digest_of
+from kvpolicy.runtime import carry
+from kvpolicy.runtime.active import Conflict, Setting
+from kvpolicy.runtime.flags import CARRY_ENV
 
 FLAT: dict[str, Any] = {"apiVersion": "kvpolicy/v1", "metadata": {"name": "p"}, "cache": {"page_size": {"prefer": 16}}}
 

@@ -8,9 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from kvpolicy_sglang.flags import CARRY_ENV, DISABLE_ENV, FILE_ENV, Role, role_of_process
+from kvpolicy_sglang.flags import role_of_process
+
+from kvpolicy.runtime.flags import CARRY_ENV, DISABLE_ENV, FILE_ENV, Role
 
 SERVER = ["/x/sglang/launch_server.py", "--model-path", "m"]
+#: What a process without a policy imports of ours: no engine, no core.
+IDLE_MODULES = [
+    "kvpolicy",
+    "kvpolicy.runtime",
+    "kvpolicy.runtime.flags",
+    "kvpolicy_sglang",
+    "kvpolicy_sglang.flags",
+    "kvpolicy_sglang.plugin",
+]
 CARRIED_BY_OTHER = f"{os.getpid() + 1}:payload"
 CARRIED_BY_US = f"{os.getpid()}:payload"
 
@@ -81,4 +92,4 @@ def test_without_a_policy_the_plugin_imports_nothing_more() -> None:
     )
     clean = {key: value for key, value in os.environ.items() if not key.startswith("KVPOLICY_")}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean, check=True)
-    assert done.stdout.strip() == "['kvpolicy_sglang', 'kvpolicy_sglang.flags', 'kvpolicy_sglang.plugin']"
+    assert done.stdout.strip() == str(IDLE_MODULES)

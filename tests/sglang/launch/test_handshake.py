@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from kvpolicy_sglang import handshake
+
+from kvpolicy.runtime import handshake
 
 DIGEST = "ab" * 32
 

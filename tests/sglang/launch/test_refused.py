@@ -139,7 +139,7 @@ CHILD_FAULTS = {
     ),
     "the carried policy is another one": (
         "import os\n"
-        "from kvpolicy_sglang import carry\n"
+        "from kvpolicy.runtime import carry\n"
         "from kvpolicy.language import digest_of\n"
         "found = carry.read(os.environ['KVPOLICY_CARRY'])\n"
         "found.flat['metadata']['description'] = 'another'\n"

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvpolicy_sglang import launcher, resolution
-from kvpolicy_sglang.active import ActivePolicy
+from kvpolicy_sglang import resolution
+
+from kvpolicy.runtime.active import ActivePolicy
+from kvpolicy.runtime.loading import load_active
 
 POLICY = """\
 apiVersion: kvpolicy/v1
@@ -37,7 +39,7 @@ def make(tmp_path: Path) -> Any:
     def make_active(on_conflict: str = "error", core: str = "auto") -> ActivePolicy:
         path = tmp_path / "p.yaml"
         path.write_text(POLICY.replace("ON_CONFLICT", on_conflict).replace("CORE", core))
-        return launcher.load_active(str(path))
+        return load_active(str(path), "sglang")
 
     return make_active
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from kvpolicy_sglang.active import ActivePolicy
-from kvpolicy_sglang.carry import Carried
 from kvpolicy_sglang.scheduler import _Child
 
+from kvpolicy.runtime.active import ActivePolicy
+from kvpolicy.runtime.carry import Carried
 from tests.sglang.cache.harness import activate
 
 

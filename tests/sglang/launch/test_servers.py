@@ -14,6 +14,7 @@ import pytest
 
 from kvpolicy.language import load_policy
 from tests.sglang.launch.processes import SglangEnv, in_children, injecting, write_policy
+from tests.sglang.launch.test_flags import IDLE_MODULES
 from tools.environment import EngineEnv
 from tools.server import Server, free_port, run_server, server_arguments, stop_group, wait_healthy
 
@@ -138,12 +139,7 @@ def with_witness(engine: EngineEnv, folder: Path) -> EngineEnv:
     return EngineEnv(engine.version, engine.python, {**engine.env, "PYTHONPATH": path, "WITNESS": str(told)})
 
 
-IDLE_MODULES = ["kvpolicy_sglang", "kvpolicy_sglang.flags", "kvpolicy_sglang.plugin"]
-
-
-def test_installed_without_a_policy_nothing_is_patched(
-    sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_installed_without_a_policy_nothing_is_patched(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     """On 0.5.23, which loads plugins in the most kinds of process."""
     engine = with_witness(sglang_env("0.5.23"), tmp_path)
     with run_server(engine, tiny_model, *POOL, log_path=tmp_path / "log") as server:

@@ -1,6 +1,7 @@
-"""What a scheduler says of its policy: the `kvpolicy` block of `/server_info`, and one line at start.
+"""What a process says of its policy: the `kvpolicy` block of the server's status, and one line at start.
 
-Only JSON-able values leave this module. Reading is safe at any time: the scheduler thread both writes and answers.
+Only JSON-able values leave this module, in one form for every engine. Reading is safe at any time: the thread that
+evicts both writes and answers.
 """
 
 from __future__ import annotations
@@ -8,44 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvpolicy.facts.dtypes import canonical
-
-from . import probe
 from .active import ActivePolicy
 
-__all__ = ["block", "built_values", "by_rule", "fallbacks", "line", "start_facts"]
-
-# Backends that one class implements alone, hence recognisable from the object the scheduler built.
-_BACKEND_OF_CLASS = {
-    "FlashInferAttnBackend": "flashinfer",
-    "TritonAttnBackend": "triton",
-    "TorchNativeAttnBackend": "torch_native",
-    "TorchFlexAttnBackend": "flex_attention",
-    "IntelAMXAttnBackend": "intel_amx",
-    "TRTLLMHAAttnBackend": "trtllm_mha",
-    "FlashMLABackend": "flashmla",
-    "AiterAttnBackend": "aiter",
-}
-# KV formats that share a torch dtype with another: only the engine's own name tells them apart.
-_NAMED_FORMATS = {"mxfp8", "nvfp4", "fp4_mx_block16"}
-
-
-def built_values(scheduler: Any) -> dict[str, Any]:
-    """`{engine field: value in the policy's words}` of the objects the scheduler built; unknown ones are absent."""
-    allocator = scheduler.token_to_kv_pool_allocator
-    runner = scheduler.tp_worker.model_runner
-    found: dict[str, Any] = {"page_size": int(allocator.page_size)}
-
-    named = probe.resolved(scheduler.server_args, "kv_cache_dtype")
-    dtype = getattr(allocator.get_kvcache(), "dtype", None)
-    if named in _NAMED_FORMATS:
-        found["kv_cache_dtype"] = named
-    elif dtype is not None:
-        found["kv_cache_dtype"] = canonical(str(dtype))
-
-    if backend := _BACKEND_OF_CLASS.get(type(getattr(runner, "attn_backend", None)).__name__):
-        found["attention_backend"] = backend
-    return found
+__all__ = ["block", "by_rule", "fallbacks", "line", "start_facts"]
 
 
 def _settings(active: ActivePolicy) -> dict[str, dict[str, Any]]:

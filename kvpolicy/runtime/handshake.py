@@ -1,6 +1,6 @@
-"""Proof that every scheduler process runs the policy, asked for before the server answers or the Engine returns.
+"""Proof that every scheduler process runs the policy, asked for before the server answers or the engine object returns.
 
-SGLang swallows plugin failures, so a child could serve without its policy and look healthy. Each scheduler therefore
+Engines swallow plugin failures, so a child could serve without its policy and look healthy. Each scheduler therefore
 writes one report into a directory private to this start (named in the carried policy) when it is fully built, and the
 launcher compares the reports with the processes it started, whatever their arrangement (tensor, pipeline or data
 parallel).
@@ -60,8 +60,18 @@ def failure(directory: str) -> str | None:
     return None
 
 
-def verify(directory: str, digest: str, pids: list[int]) -> list[dict[str, Any]]:
-    """The reports of all `pids`, or :class:`Mismatch` naming the first process without one or with another digest."""
+def verify(
+    directory: str,
+    digest: str,
+    pids: list[int],
+    *,
+    what: str = "scheduler",
+    allowlist: str = "the plugin allowlist",
+) -> list[dict[str, Any]]:
+    """The reports of all `pids`, or :class:`Mismatch` naming the first process without one or with another digest.
+
+    `what` the engine calls such a process, and `allowlist`, its variable that selects plugins, are for the message.
+    """
     reports: dict[int, dict[str, Any]] = {}
     for path in Path(directory).glob("ready-*.json"):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -72,11 +82,11 @@ def verify(directory: str, digest: str, pids: list[int]) -> list[dict[str, Any]]
     missing = [pid for pid in pids if pid not in reports]
     if missing:
         raise Mismatch(
-            f"{len(missing)} of {len(pids)} scheduler processes started without the policy (pid "
+            f"{len(missing)} of {len(pids)} {what} processes started without the policy (pid "
             f"{', '.join(map(str, missing))}). Either the plugin failed to load there (look for 'Failed to load plugin "
-            f"kvpolicy' above) or SGLANG_PLUGINS leaves it out"
+            f"kvpolicy' above) or {allowlist} leaves it out"
         )
     for pid in pids:
         if reports[pid]["digest"] != digest:
-            raise Mismatch(f"scheduler {pid} runs policy {reports[pid]['digest'][:12]}, the launcher {digest[:12]}")
+            raise Mismatch(f"{what} {pid} runs policy {reports[pid]['digest'][:12]}, the launcher {digest[:12]}")
     return [reports[pid] for pid in pids]

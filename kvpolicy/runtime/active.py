@@ -1,0 +1,118 @@
+"""What this process runs: one policy, what of it took effect, and the live figures of its eviction.
+
+One :class:`ActivePolicy` exists in a process that has a policy (launcher or scheduler), none in any other. The launch
+side creates it, the cache side fills `core`, `index` and the counters, and status and metrics read it. No engine is
+imported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from kvpolicy.language import Policy
+
+__all__ = ["ActivePolicy", "Conflict", "Setting", "current", "set_current"]
+
+logger = logging.getLogger("kvpolicy")
+
+Role = Literal["launcher", "scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One engine setting a policy asks for, and what the engine really uses."""
+
+    path: str  # in the policy, e.g. "cache.page_size"
+    flag: str  # the engine's flag, e.g. "--page-size"
+    requested: Any  # in the policy's words; None: not set in the policy
+    effective: Any = None  # in the policy's words too; None: not known yet
+    decided_by: str = "policy"  # "policy", "accept list", "engine default", a flag, or the engine's rule that overrode
+    origin: str = ""  # file:line of the policy's value
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The policy and something explicit disagree; `on_conflict` says whether that ends the start."""
+
+    setting: str
+    requested: Any
+    effective: Any
+    winner: str  # the flag or the engine's rule that got its way
+    origin: str  # file:line of the policy's value
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class ActivePolicy:
+    """See the module text. Counters are written by the scheduler thread alone and only ever read elsewhere."""
+
+    policy: Policy
+    flat: dict[str, Any]
+    digest: str
+    role: Role
+    name: str = ""
+    source: str = ""  # the file or built-in name as the user gave it
+    compiled: Any = None  # kvpolicy.compiler.CompiledPolicy
+    origins: dict[str, str] = field(default_factory=dict)  # file:line of values, by policy path
+
+    # -- what took effect --
+    settings: dict[str, Setting] = field(default_factory=dict)  # by the engine's field
+    conflicts: list[Conflict] = field(default_factory=list)
+
+    # -- filled by the cache side, in the scheduler --
+    core: str = ""  # "kvpolicy" (our index), "engine" (stock order); "" until the cache is built
+    core_reason: str = ""  # why that core
+    algorithm: str = ""  # e.g. "lru", "score (stable)", with the engine's tree core, for people
+    index: Any = None  # kvpolicy.eviction.EvictionIndex, or None with core "engine"
+    pool_tokens: int = 0
+
+    # -- counters kept here because they exist without an index too --
+    fallbacks: Counter[str] = field(default_factory=Counter)  # by reason; one a call served in the engine's order
+    evict_calls: int = 0
+    evict_seconds: float = 0.0
+    #: Called as `(active, seconds)` after each eviction call; set by the metrics side when metrics are on.
+    on_evict: Callable[[ActivePolicy, float], None] | None = None
+
+    def origin(self, path: str) -> str:
+        """file:line of one value of the policy, or of the policy as a whole."""
+        return self.origins.get(path, self.source)
+
+    @property
+    def eviction_yielded_to(self) -> str | None:
+        """Who won over the policy's eviction under `on_conflict: warn`; then the engine's order serves throughout."""
+        return next((found.winner for found in self.conflicts if found.setting.startswith("eviction.")), None)
+
+    def observe_evict(self, seconds: float) -> None:
+        """Count one eviction call of the engine. Never raises."""
+        self.evict_calls += 1
+        self.evict_seconds += seconds
+        if self.on_evict is not None:
+            try:
+                self.on_evict(self, seconds)
+            except Exception:
+                self.on_evict = None
+                self.note_fallback("metrics", "metrics stopped: their update raised")
+
+    def note_fallback(self, reason: str, message: str) -> None:
+        """Count that a policy step failed and stock behaviour served instead; the first traceback is logged."""
+        self.fallbacks[reason] += 1
+        if self.fallbacks[reason] == 1:
+            logger.exception("kvpolicy: %s (further ones are counted only)", message)
+
+
+_current: ActivePolicy | None = None
+
+
+def current() -> ActivePolicy | None:
+    """The policy of this process, or None."""
+    return _current
+
+
+def set_current(active: ActivePolicy | None) -> None:
+    global _current
+    _current = active

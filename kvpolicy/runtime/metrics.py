@@ -1,0 +1,52 @@
+"""The names, help texts and buckets of the `kvpolicy_*` metrics: equal on every engine, so that one dashboard fits all.
+
+How they reach the engine's `/metrics` is the adapter's affair. Every metric also carries LABELS.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = [
+    "EVICTED_TOKENS",
+    "EVICTIONS",
+    "EVICT_SECONDS",
+    "FALLBACKS",
+    "INFO",
+    "LABELS",
+    "SECONDS_BUCKETS",
+    "VICTIM_DIGEST",
+    "Metric",
+    "digest_value",
+]
+
+
+class Metric(NamedTuple):
+    """One metric; a counter is named without the `_total` that Prometheus appends."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()  # besides LABELS
+
+
+#: Where a scheduler stands.
+LABELS = ("tp_rank", "pp_rank", "dp_rank")
+
+INFO = Metric("kvpolicy_info", "The policy in force; always 1.", ("policy", "digest", "core"))
+EVICTIONS = Metric("kvpolicy_evictions", "Evicted cache units by the rule that last held them.", ("rule",))
+EVICTED_TOKENS = Metric("kvpolicy_evicted_tokens", "Evicted tokens by the rule that last held them.", ("rule",))
+FALLBACKS = Metric("kvpolicy_fallbacks", "Calls served in the engine's order after a fault.", ("reason",))
+EVICT_SECONDS = Metric("kvpolicy_evict_seconds", "Duration of one eviction call.")
+VICTIM_DIGEST = Metric(
+    "kvpolicy_victim_digest",
+    "Low 48 bits of the running hash over all victims: equal on all tensor-parallel ranks of a replica.",
+)
+
+#: Upper bounds in seconds. An eviction call takes from tens of microseconds (an index) to a good tenth of a second (a
+#: heap over 100k leaves).
+SECONDS_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.2, 1.0)
+
+
+def digest_value(victim_digest: int) -> int:
+    """The part of a victim digest that a gauge, which is a float, holds exactly."""
+    return victim_digest & (1 << 48) - 1
