@@ -1,4 +1,7 @@
-"""Explain a diagnostic code, with a policy that raises it and one that does not. Without a code: list them all."""
+"""Explain a diagnostic code, with a policy that raises it and one that does not, or answer a question by topic.
+
+Without an argument: list all codes and topics.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +13,73 @@ from typing import Any
 
 from kvpolicy.cli.main import EXIT_OK, EXIT_USAGE
 from kvpolicy.language.codes import CODES, Code
+from kvpolicy.language.codes.base import HEADER
+from kvpolicy.language.fields import did_you_mean
+from kvpolicy.language.topics import TOPICS, Topic
 
 __all__ = ["add_arguments", "run"]
 
-_MAX_LINES = 24  # of an example: some are long because being long is the point
+_MAX_LINES = 28  # of an example: some are long because being long is the point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("codes", nargs="*", metavar="CODE", help="like KVP301 (or 301); left out: list all codes")
+    parser.add_argument(
+        "subjects", nargs="*", metavar="CODE|TOPIC", help="like KVP301 (or 301), or like pins; left out: list all"
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen: list[Code] = []
-    for asked in args.codes or CODES:
-        code = asked.upper() if asked.upper().startswith("KVP") else f"KVP{asked}"
-        if code not in CODES:
-            group = ", ".join(known for known in CODES if known[:4] == code[:4])
-            print(
-                f"kvpolicy explain: there is no code {asked} (known: {group or 'KVP101, KVP201, ...'})", file=sys.stderr
-            )
+    chosen: list[Code | Topic] = []
+    for asked in args.subjects or [*CODES, *TOPICS]:
+        found = _find(asked)
+        if isinstance(found, str):
+            print(f"kvpolicy explain: {found}", file=sys.stderr)
             return EXIT_USAGE
-        chosen.append(CODES[code])
+        chosen.append(found)
     if args.format == "json":
-        json.dump([_data(code) for code in chosen], sys.stdout, indent=2, ensure_ascii=False)
+        json.dump([_data(each) for each in chosen], sys.stdout, indent=2, ensure_ascii=False)
         sys.stdout.write("\n")
-    elif not args.codes:
-        sys.stdout.write("".join(f"{code.code}  {code.title}\n" for code in chosen))
+    elif not args.subjects:
+        sys.stdout.write("".join(f"{_word(each):<12}  {each.title}\n" for each in chosen))
     else:
-        sys.stdout.write("\n".join(_text(code) for code in chosen))
+        sys.stdout.write("\n".join(_text(each) for each in chosen))
     return EXIT_OK
 
 
-def _text(code: Code) -> str:
+def _find(asked: str) -> Code | Topic | str:
+    """The code or topic, or what to say when there is none."""
+    if asked.lower() in TOPICS:
+        return TOPICS[asked.lower()]
+    is_code = asked.upper().startswith("KVP") or asked.isdecimal()
+    if not is_code:
+        return f"there is no topic {asked}; {did_you_mean(asked, TOPICS) or 'known: ' + ', '.join(TOPICS)}"
+    code = asked.upper() if asked.upper().startswith("KVP") else f"KVP{asked}"
+    if code in CODES:
+        return CODES[code]
+    group = ", ".join(known for known in CODES if known[:4] == code[:4])
+    return f"there is no code {asked} (known: {group or 'KVP101, KVP201, ...'})"
+
+
+def _word(subject: Code | Topic) -> str:
+    return subject.code if isinstance(subject, Code) else subject.name
+
+
+def _text(subject: Code | Topic) -> str:
+    return _code_text(subject) if isinstance(subject, Code) else _topic_text(subject)
+
+
+def _topic_text(topic: Topic) -> str:
+    paragraphs = "\n\n".join(_fill(part) for part in topic.text.split("\n\n"))
+    example = (
+        f"\nfor example (kvpolicy test policy.yaml):\n\n{_indent(HEADER + topic.example)}" if topic.example else ""
+    )
+    return f"{topic.name}: {topic.title}\n\n{paragraphs}\n{example}"
+
+
+def _code_text(code: Code) -> str:
     check = " ".join(["kvpolicy check", *(() if code.code == "KVP101" else ("policy.yaml",)), *code.args])
-    parts = [f"{code.code}: {code.title}\n\n{textwrap.fill(code.text, 100)}\n"]
+    parts = [f"{code.code}: {code.title}\n\n{_fill(code.text)}\n"]
     if code.code == "KVP101":
         return f"{parts[0]}\nraised by: {check}\n"
     parts.append(f"\nbad ({check}):\n\n{_example(code, 'bad')}")
@@ -53,6 +88,10 @@ def _text(code: Code) -> str:
     for name in code.files:
         parts.append(f"\nbeside it, {name}:\n\n{_indent(code.files[name])}" if len(code.files) <= 2 else "")
     return "".join(parts)
+
+
+def _fill(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)
 
 
 def _example(code: Code, which: str) -> str:
@@ -70,7 +109,11 @@ def _indent(text: str) -> str:
     return "".join(f"    {line}\n" for line in shown)
 
 
-def _data(code: Code) -> dict[str, Any]:
+def _data(subject: Code | Topic) -> dict[str, Any]:
+    if isinstance(subject, Topic):
+        example = HEADER + subject.example if subject.example else ""
+        return {"topic": subject.name, "title": subject.title, "text": subject.text, "example": example}
+    code = subject
     return {
         "code": code.code,
         "title": code.title,

@@ -19,7 +19,7 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 #: command -> one line of help. `kvpolicy.cli.COMMAND` holds `add_arguments(parser)` and `run(args) -> exit code`.
 COMMANDS: dict[str, str] = {
     "check": "check policies, and with --engine what an engine will make of them",
-    "explain": "explain a diagnostic code, with a bad and a good example",
+    "explain": "explain a diagnostic code with a bad and a good example, or a topic like pins",
     "init": "write a commented policy to start from",
     "list": "list the shipped policies",
     "recommend": "search a policy for a trace, with evidence, or say that stock LRU is best",

@@ -1,4 +1,4 @@
-"""Search a policy for a trace, and write it with the evidence, or say plainly that stock LRU is best."""
+"""Search a policy for a trace, and write it with evidence and first tests, or say plainly that stock LRU is best."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from kvpolicy.cli.progress import Progress
 from kvpolicy.cli.trace_arguments import add_trace_arguments, capacities, open_trace, positive, tokens
+from kvpolicy.policytest.starter import starter_tests
 from kvpolicy.replay.errors import TraceError, TraceUsageError
 from kvpolicy.replay.recommend import OBJECTIVES, Recommendation, Trial, candidates, judge, objective_of, trial
 from kvpolicy.replay.run import Settings, replay
@@ -80,6 +81,7 @@ def _report(args: argparse.Namespace, found: list[Recommendation], described: st
     best = max(chosen, key=lambda each: each.chosen.validation - each.lru.validation if each.chosen else 0.0)
     assert best.chosen is not None
     text = render_policy(best.chosen.candidate, evidence)
+    text += "\n" + starter_tests(text)
     if not args.output:
         sys.stdout.write(text)
         return EXIT_OK

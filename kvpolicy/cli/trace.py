@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import json
 import sys
 from typing import Any
@@ -80,5 +81,5 @@ def _open_output(path: str | None) -> Any:
     if path is None or path == "-":
         return _Stdout()
     if path.endswith(".gz"):
-        return gzip.open(path, "wt", encoding="utf-8")
+        return io.TextIOWrapper(gzip.GzipFile(path, "wb", mtime=0), encoding="utf-8")  # same trace, same bytes
     return open(path, "w", encoding="utf-8")

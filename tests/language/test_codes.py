@@ -10,6 +10,7 @@ import pytest
 
 from kvpolicy.cli.main import main
 from kvpolicy.language.codes import CODES, Code
+from kvpolicy.language.topics import TOPICS
 
 PACKAGE = Path(__file__).parents[2] / "kvpolicy"
 
@@ -60,7 +61,8 @@ def test_explain_takes_a_bare_number_and_lists_without_one(capsys) -> None:
     assert main(["explain", "301"]) == 0
     assert capsys.readouterr().out.startswith("KVP301: ")
     assert main(["explain"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(CODES)
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [*CODES, *TOPICS]
 
 
 def test_explain_of_an_unknown_code_is_bad_usage(capsys) -> None:

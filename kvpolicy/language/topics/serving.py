@@ -1,0 +1,96 @@
+"""Topics of what surrounds a running server: finding faults, changing a policy, scheduling, and what is counted."""
+
+from __future__ import annotations
+
+from kvpolicy.language.topics.base import Topic, topics
+
+__all__ = ["SERVING"]
+
+SERVING = topics(
+    Topic(
+        "doctor",
+        "router and engine disagree: there is no `kvpolicy doctor` yet",
+        "A cache-aware router computes block hashes as it believes the engine does. If the page size, the salt or "
+        "the tokenizer differs, its overlap is 0 for ever, and nothing says so (dynamo#8197, dynamo#13216, "
+        "llm-d#2500). No command of this version asks a router and compares.\n\n"
+        "What exists: `kvpolicy check --engine --model --gpu` says before the start which page size the engine "
+        "will really run (KVP501, KVP511). At the start a page size that is neither asked for nor accepted ends "
+        "the server (on_conflict: error). Afterwards /server_info shows each setting as requested and as "
+        "effective, with what decided it.\n\n"
+        "By hand: compare the effective page size with the router's block size; send one prompt twice through the "
+        "router and once past it, with cached tokens reported (SGLang: --enable-cache-report). A hit past the "
+        "router and none through it means that it changes the prompt or the salt.",
+    ),
+    Topic(
+        "page-size",
+        "the page size that really runs, and what it costs",
+        "An engine may round, force or refuse a page size, by attention backend, model or dtype. `cache.page_size` "
+        "says what is asked for and what is acceptable; anything else is a conflict, not a silence. `kvpolicy "
+        "check --engine --model --gpu` names the one that will run and the rule that forces it (KVP501, KVP511, "
+        "KVP512), and what it costs: the shortest prefix that can be shared, and the tokens that a hit loses on "
+        "average (KVP506).\n\n"
+        "A prompt shorter than a page shares nothing and still holds a page. Models with state layers can force "
+        "pages of thousands of tokens (vllm#54458: 7,808); their memory layout is not computed by this version of "
+        "`check`.",
+        example="cache: {page_size: {prefer: 16, accept: [16, 32, 64]}}\n",
+    ),
+    Topic(
+        "layer-dtypes",
+        "another KV dtype for some layers",
+        '`cache.kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16}}` is part of the language. SGLang\'s pools hold '
+        "one dtype for all layers, and `check` says so (KVP601) instead of passing over it; its bytes a token are "
+        "those of the default. Precision by age (vllm#49198) has no word: a page's dtype cannot change where it "
+        "lies.\n\n"
+        "Where FP8 hurts a model, one dtype for all layers is what can be chosen: `check --model --gpu` lists what "
+        "is publicly reported for the model, dtype and GPU at hand (KVP521, KVP522).",
+    ),
+    Topic(
+        "leaks",
+        "memory leaks, double frees, and the engine's own checks",
+        "SGLang counts its tokens when it is idle and ends the server when the sum is off. kvpolicy allocates and "
+        "frees nothing: it names victims, and the engine checks and frees each one. Whatever is named is verified "
+        "to be an unlocked, resident leaf first; a fault of the policy is answered with the engine's own order for "
+        "that call, counted under `fallbacks`, and never reaches the scheduler. A leak that the engine has without "
+        "kvpolicy stays.\n\n"
+        "Our own checks are incremental: each victim costs one look. The O(n) sanity check of an engine "
+        "(sglang#26796) is the engine's; `allocator.guard`, meant to check slots for double use, is not honoured "
+        "yet (KVP601).\n\n"
+        "KVPOLICY_DISABLE=1 starts the same command line as stock, which tells whose fault it is.",
+    ),
+    Topic(
+        "reload",
+        "changing the policy of a running server",
+        "This version reads a policy at start only: there is no `apply`, `plan` or `rollback`, and no endpoint "
+        "that takes one. docs/language.md says for each field whether a change could take effect at a step "
+        "boundary or only at a restart; nothing acts on the difference yet. Attaching a storage backend to a "
+        "running SGLang is the engine's own, and only when idle.\n\n"
+        "Before the restart: `kvpolicy check` and `kvpolicy test` the new file, `kvpolicy replay` it on today's "
+        "log. Afterwards: /server_info carries the name and the digest of what runs; the same digest on every "
+        "server of a fleet means the same policy.",
+    ),
+    Topic(
+        "retraction",
+        "requests that are preempted, retracted or never fit",
+        "Who runs, who is retracted and when, is the engine's scheduler's decision. kvpolicy decides what is "
+        "evicted to make room, never who gets it, so it has no retraction hysteresis and cannot end a preemption "
+        "livelock (sglang#26248, vllm-ascend#16315, vllm#52530). It cannot add to one either: protection never "
+        "withholds evictable room from a request.\n\n"
+        "What helps: `check --model --gpu` warns when protection leaves less room than the longest request "
+        "(KVP523); the engines' own flags set the reserve for decoding (SGLang: --schedule-conservativeness, "
+        "--max-running-requests). `allocator.watermark` evicts in batches in replay and is not honoured on SGLang "
+        "(KVP601).",
+    ),
+    Topic(
+        "why",
+        "why was it evicted, and what did that cost",
+        "There is no `kvpolicy why` and no event for each eviction. A server with a policy counts evicted units "
+        "and tokens by the rule that had protected them (`none`: no rule) in /server_info and /metrics, with "
+        'fallbacks and a digest of all victims. It has no ghost list, so it cannot say "evicted N s before its '
+        'reuse", and no histogram of hits by request; SGLang reports cached tokens for each request '
+        "(--enable-cache-report).\n\n"
+        "Offline all of that is known: `kvpolicy replay` on the server's log prints tokens lost before their "
+        "reuse, idle time at eviction and reuse gaps (`--format json`: every figure), and a `tests:` block says "
+        "for a small case which rule, and which event, evicted what. Preemption is the engine's, and its reasons "
+        "are in the engine's log.",
+    ),
+)
