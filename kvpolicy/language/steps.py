@@ -17,6 +17,7 @@ from kvpolicy.language.units import UnitError, parse_duration_ms, parse_tokens
 
 __all__ = [
     "EVENT_PATTERN",
+    "EVENT_WORDS",
     "MAX_REPEATS",
     "SEGMENT_PATTERN",
     "Event",
@@ -32,7 +33,7 @@ SEGMENT_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
 EVENT_PATTERN = rf"^ *(\+[0-9.]+ ?(ms|s|m|h) +)?(flood +[0-9]+x[0-9]|{SEGMENT_PATTERN})"
 _SEGMENT = re.compile(rf"(?P<name>{SEGMENT_PATTERN})(:(?P<tokens>\S+))?")
 _FLOOD = re.compile(r"(?P<count>[0-9]+)x(?P<tokens>\S+)")
-_WORDS = ("->", "every", "flood", "for", "hit", "tenant=", "priority=", "session=", "lora=", "x3")
+EVENT_WORDS = ("->", "every", "flood", "for", "hit", "tenant=", "priority=", "session=", "lora=", "x3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def _modified(event: Event, word: str, at: int, words: list[tuple[str, int]]) ->
         return _set(event, at, every_ms=_duration(*_next(words, at, word, "a duration: `every 1s`")))
     if word == "for":
         return _set(event, at, lasts_ms=_duration(*_next(words, at, word, "a duration: `for 10s`")))
-    guess = did_you_mean(word, _WORDS) or f"after the request may stand {', '.join(_WORDS)}"
+    guess = did_you_mean(word, EVENT_WORDS) or f"after the request may stand {', '.join(EVENT_WORDS)}"
     raise StepError(f"'{word[:40]}' means nothing here", guess, at)
 
 
