@@ -26,7 +26,6 @@ class Gap:
     engine: str
     field: str
     why: str
-    code: str = "KVP601"
     harmless: tuple[Any, ...] = ()
 
 
@@ -44,10 +43,13 @@ MISSING: tuple[Gap, ...] = (
     Gap("sglang", "allocator.guard", "the adapter leaves SGLang's slot allocators as they are", harmless=("off",)),
     Gap("sglang", "hints.allow", "requests carry no hints yet", harmless=([],)),
     Gap("sglang", "hints.max_ttl", "requests carry no hints yet"),
-    *(
-        Gap("vllm", section, "this version has no adapter for vLLM", "KVP603")
-        for section in ("cache", "backend", "allocator", "eviction", "hints")
-    ),
+    Gap("vllm", "backend.page_native", "vLLM's kernels read pages on every backend", harmless=(True,)),
+    Gap("vllm", "backend.cascade", "the adapter leaves vLLM's own choice of cascade attention", harmless=("auto",)),
+    Gap("vllm", "allocator.order", "vLLM hands out blocks in the order in which it evicts them"),
+    Gap("vllm", "allocator.watermark", "vLLM evicts a block when it hands it out, and never ahead"),
+    Gap("vllm", "allocator.guard", "the adapter adds no guard to vLLM's block pool", harmless=("off",)),
+    Gap("vllm", "hints.allow", "requests carry no hints yet", harmless=([],)),
+    Gap("vllm", "hints.max_ttl", "requests carry no hints yet"),
 )
 
 #: Engines whose conflicts matter to a `check` that names no engine.
@@ -77,16 +79,12 @@ def _gap(tree: Mapping, gap: Gap, severity: Severity) -> Iterator[Diagnostic]:
     if value is None or to_plain(value) in gap.harmless:
         return
     at = key or node
-    if gap.code == "KVP603":
-        message = f"`{gap.field}` has no effect on {gap.engine}: {gap.why}"
-        yield at.source.at(at.index, gap.code, severity, message, "take a version of kvpolicy that has one")
-        return
     drop = "null"
     for part in reversed(gap.field.split(".")):
         drop = f"{{{part}: {drop}}}"
     yield at.source.at(
         at.index,
-        gap.code,
+        "KVP601",
         severity,
         f"`{gap.field}` is not honoured on {gap.engine} yet: {gap.why}",
         f"remove it, or drop it for this engine: `engines: {{{gap.engine}: {drop}}}`",

@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["chat"], 0),
         (["chta"], 2),
         (["good.yaml", "--engine", "tgi"], 2),
-        (["good.yaml", "--engine", "vllm"], 1),
+        (["good.yaml", "--engine", "vllm"], 0),
     ],
 )
 def test_exit_codes(folder, capsys, args, code) -> None:

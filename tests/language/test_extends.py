@@ -262,9 +262,10 @@ def test_what_asks_for_nothing_is_no_conflict(found, body) -> None:
     assert found(body + "\n", "sglang") == []
 
 
-def test_an_engine_without_an_adapter_conflicts_with_every_section(found) -> None:
-    assert found("eviction: {policy: lru}\ncache: {page_size: 16}\n", "vllm") == [(1, 1, "KVP603"), (2, 1, "KVP603")]
-    assert found("", "vllm") == []
+def test_each_engine_has_gaps_of_its_own(found) -> None:
+    body = "cache: {kv_dtype: {default: fp8, layers: {0-1: bf16}}}\nallocator: {order: lifo}\n"
+    assert [place[:1] + place[2:] for place in found(body, "sglang")] == [(1, "KVP601"), (2, "KVP601")]
+    assert [place[:1] + place[2:] for place in found(body, "vllm")] == [(2, "KVP601")]
 
 
 def test_the_help_of_a_conflict_works(load) -> None:

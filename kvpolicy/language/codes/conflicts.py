@@ -25,12 +25,4 @@ CONFLICTS = codes(
         good="cache: {kv_dtype: {prefer: fp16, accept: [fp16, bf16]}}\n",
         args=("--engine", "sglang"),
     ),
-    Code(
-        "KVP603",
-        "no adapter for this engine yet",
-        "This version has no adapter for the engine, so the policy would have no effect there.",
-        bad="eviction: {policy: lru}\n",
-        good="",
-        args=("--engine", "vllm"),
-    ),
 )
