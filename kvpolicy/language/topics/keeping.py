@@ -80,11 +80,12 @@ tests:
         "uses it; who waits is the scheduler's knowledge, and it changes without a touch. The adapters do not look "
         "into the queue: matching each waiting prompt again at every eviction would cost queue times prompt length "
         "in the scheduler's loop.\n\n"
-        "What helps today. On SGLang, `--schedule-policy lpm` matches the prompts of the queue at every scheduling "
-        "step (up to 128 waiting requests), and each match refreshes the last-access time of its prefix: under "
-        "`policy: lru`, and every order that reads that time, such a prefix is then among the last to go. Under "
-        "`fcfs` the queue is matched only where the engine has a fast match. On any engine, protect what came back "
-        "before for longer than requests wait, as below; a first return cannot be foreseen.",
+        "What helps today. On SGLang, `--schedule-policy lpm` matches the prompts of the queue whenever a request "
+        "can be admitted (up to 128 waiting; not while the batch is full). Each match refreshes the last-access "
+        "time of its prefix, and the longest goes first: under `policy: lru`, and every order that reads that "
+        "time, the prefix is there when its request runs. Under `fcfs`, the default, it may not be: the request "
+        "before it may have evicted it. On any engine, protect what came back before for longer than requests "
+        "wait, as below; a first return cannot be foreseen.",
         example="""\
 eviction:
   policy: lru
