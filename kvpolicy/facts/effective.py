@@ -12,6 +12,7 @@ from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.gpus import Gpu
 from kvpolicy.facts.model import ORDINARY
 from kvpolicy.facts.resolve import Outcome, Refusal, Settings, Step, refused_by_device, resolve_sglang
+from kvpolicy.facts.resolve_vllm import resolve_vllm
 from kvpolicy.facts.rules import Field, Note, Rule, Value
 from kvpolicy.language import Policy
 
@@ -46,9 +47,10 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
         findings.add("KVP515", "info", "", message, "add --gpu h200")
         return None
     asked = asked_of(findings.policy)
-    fallbacks = _fallbacks(findings.policy, asked, target, where.gpu)
+    layers = _layers_of(findings.policy)
+    fallbacks = _fallbacks(findings.policy, asked, where, target, where.gpu)
     tried = replace(asked, **{name: value for name, (value, _) in fallbacks.items()})  # type: ignore[arg-type]
-    outcome = _resolve(tried, where, target, where.gpu)
+    outcome = _resolve(tried, where, target, where.gpu, layers)
     if where.model is None:
         message = "no model was given: an ordinary grouped-query model in bf16 is assumed"
         findings.add("KVP515", "info", "", message, "add --model with the model's folder or config.json")
@@ -57,7 +59,7 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
     if outcome.refusals:
         return outcome  # the engine does not start: what it would have settled on would mislead
     why = {name: rule.reason for name, (_, rule) in fallbacks.items()}
-    _settled(findings, where, outcome, "KVP501", "page_size", asked.page_size, outcome.page_size)
+    _settled(findings, where, outcome, "KVP501", "page_size", asked.page_size, outcome.page_size, why.get("page_size"))
     kv_dtype = _unless_auto(asked.kv_dtype)
     _settled(findings, where, outcome, "KVP502", "kv_dtype", kv_dtype, outcome.kv_dtype, why.get("kv_dtype"))
     _evidence(findings, where, outcome.kv_dtype)
@@ -69,12 +71,21 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
     return outcome
 
 
-def _resolve(asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu) -> Outcome:
-    return resolve_sglang(asked, version=target.facts, gpu=gpu, model=where.model or ORDINARY, tp=where.tp)
+def _resolve(
+    asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu, layers: tuple[tuple[str, str], ...] = ()
+) -> Outcome:
+    model = where.model or ORDINARY
+    if target.name == "vllm":
+        return resolve_vllm(asked, version=target.facts, gpu=gpu, model=model, tp=where.tp, layers=layers)
+    return resolve_sglang(asked, version=target.facts, gpu=gpu, model=model, tp=where.tp)
 
 
-def _fallbacks(policy: Policy, asked: Settings, target: EngineTarget, gpu: Gpu) -> dict[Field, tuple[Value, Rule]]:
+def _fallbacks(
+    policy: Policy, asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu
+) -> dict[Field, tuple[Value, Rule]]:
     """As the adapter does at start: where the device cannot run the first choice, the first accepted one it can."""
+    if target.name == "vllm":
+        return _vllm_fallbacks(policy, asked, where, target, gpu)
     found: dict[Field, tuple[Value, Rule]] = {}
     names: tuple[Field, ...] = ("attention", "kv_dtype")
     for name in names:
@@ -84,6 +95,23 @@ def _fallbacks(policy: Policy, asked: Settings, target: EngineTarget, gpu: Gpu) 
             if refused_by_device(name, value, version=target.facts, traits=gpu.traits) is None:
                 assert rule is not None
                 found[name] = (value, rule)
+                break
+    return found
+
+
+def _vllm_fallbacks(
+    policy: Policy, asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu
+) -> dict[Field, tuple[Value, Rule]]:
+    """vLLM refuses what does not fit together, so a fallback is an accepted value with which nothing is refused."""
+    found: dict[Field, tuple[Value, Rule]] = {}
+    names: tuple[Field, ...] = ("attention", "kv_dtype", "page_size")
+    for name in names:
+        tried = replace(asked, **{known: value for known, (value, _) in found.items()})  # type: ignore[arg-type]
+        mine = [r.rule for r in _resolve(tried, where, target, gpu).refusals if r.rule.field == name]
+        for value in _accepted(policy, name) if mine else ():
+            other = replace(tried, **{name: value})  # type: ignore[arg-type]
+            if not any(r.rule.field == name for r in _resolve(other, where, target, gpu).refusals):
+                found[name] = (value, mine[0])
                 break
     return found
 
@@ -157,6 +185,10 @@ def _accepted(policy: Policy, name: Field) -> tuple[Value, ...]:
     if name == "kv_dtype":
         return tuple(canonical(dtype) for dtype in cache.kv_dtype.accept) if cache and cache.kv_dtype else ()
     return tuple(backend.attention.accept) if backend and backend.attention else ()
+
+
+def _layers_of(policy: Policy) -> tuple[tuple[str, str], ...]:
+    return tuple(policy.cache.kv_dtype.layers) if policy.cache and policy.cache.kv_dtype else ()
 
 
 def _unless_auto(kv_dtype: str) -> str | None:

@@ -14,7 +14,7 @@ Version = tuple[int, int, int]
 # Releases whose sources the rules were checked against, oldest first.
 ENGINES: dict[str, tuple[str, ...]] = {
     "sglang": ("0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23"),
-    "vllm": (),  # no adapter, hence no facts, in this version
+    "vllm": ("0.26.0", "0.28.0", "0.30.0", "0.32.0", "0.33.0"),
 }
 
 _SPEC = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_-]*)\s*(?:(?P<op>===?|=|@)?\s*v?(?P<version>\d[^\s]*))?$")
@@ -55,22 +55,20 @@ def parse_engine(text: str) -> EngineTarget:
     """
     match = _SPEC.match(text.strip())
     if match is None:
-        raise FactsArgumentError("engine", f"cannot read engine '{text}'", "write it as sglang==0.5.23")
+        raise FactsArgumentError("engine", f"cannot read engine '{text}'", "write it as sglang==0.5.23 or vllm==0.32.0")
     name = match["name"].lower()
     if name not in ENGINES:
         raise FactsArgumentError("engine", f"unknown engine '{name}'", did_you_mean(name, ENGINES))
     asked = match["version"]
     known = [parse_version(version) for version in ENGINES[name]]
     if asked is None:
-        return EngineTarget(name, None, known[-1] if known else (0, 0, 0), True)
+        return EngineTarget(name, None, known[-1], True)
     try:
         version = parse_version(asked)
     except ValueError:
         raise FactsArgumentError(
             "engine", f"cannot read version '{asked}' of {name}", f"write it as {name}==0.5.23"
         ) from None
-    if not known:
-        return EngineTarget(name, asked, version, True)
     nearest = _nearest(version, known)
     return EngineTarget(name, asked, nearest, nearest == version)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvpolicy.facts.dtypes import canonical
 from kvpolicy.facts.errors import FactsArgumentError
+from kvpolicy.facts.linear_state import LinearState, linear_state
 from kvpolicy.facts.weights import weight_bytes
 
 __all__ = ["ORDINARY", "ModelFacts", "load_model", "model_from_config"]
@@ -64,7 +65,7 @@ class ModelFacts:
     name: str
     architecture: str
     model_type: str
-    dtype: str  # dtype the engine computes in (float32 checkpoints are served as fp16, Gemma as bf16)
+    dtype: str  # dtype SGLang computes in (float32 checkpoints are served as fp16, Gemma as bf16)
     full_layers: int  # layers with KV for every token
     swa_layers: int = 0  # layers in a separate sliding-window pool
     linear_layers: int = 0  # layers with a fixed-size state and no KV per token
@@ -86,6 +87,11 @@ class ModelFacts:
     weights_bytes: int | None = None
     weights_from: str = ""  # "files" | "estimate" | ""
     qk_norm: bool = False
+    stated_dtype: str = "bf16"  # dtype of the checkpoint: vLLM serves float32 ones in the device's first dtype
+    window_layers: int = 0  # layers that attend to a window only, whoever keeps their KV
+    softcap: bool = False  # attention logits are capped
+    linear_state: LinearState | None = None
+    vllm_kv_quant: str | None = None  # KV dtype that vLLM's `auto` reads from the checkpoint: it knows more formats
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -223,6 +229,11 @@ def _read(
         weights_bytes=weights,
         weights_from=weights_from,
         qk_norm=_has_qk_norm(text),
+        stated_dtype=_stated_dtype(config, text),
+        window_layers=_window_layers(text, layers),
+        softcap=bool(text.get("attn_logit_softcapping")),
+        linear_state=linear_state(architecture, text),
+        vllm_kv_quant=_vllm_kv_quant(config),
         notes=tuple(notes),
     )
 
@@ -299,11 +310,29 @@ def _index_layers(text: Mapping[str, Any], layers: int) -> int:
 
 def _compute_dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     """``--dtype auto`` (configs/model_config.py _get_and_verify_dtype): float32 is served as fp16, Gemma as bf16."""
-    stated = [source.get(key) for source in (text, config) for key in ("dtype", "torch_dtype")]
-    dtype = canonical(str(next((value for value in stated if value), "float32")))
+    dtype = _stated_dtype(config, text)
     if dtype != "fp32":
         return dtype
     return "bf16" if str(text.get("model_type") or config.get("model_type") or "").startswith("gemma") else "fp16"
+
+
+def _stated_dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    stated = [source.get(key) for source in (text, config) for key in ("dtype", "torch_dtype")]
+    return canonical(str(next((value for value in stated if value), "float32")))
+
+
+def _window_layers(text: Mapping[str, Any], layers: int) -> int:
+    """Layers that vLLM gives a sliding-window spec: by ``layer_types``, a stated pattern, or the whole model."""
+    window = text.get("sliding_window")
+    if not window or text.get("use_sliding_window") is False:
+        return 0
+    kinds = text.get("layer_types")
+    if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
+        return list(kinds)[:layers].count("sliding_attention")
+    every = text.get("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6}.get(str(text.get("model_type")))
+    if every:
+        return layers - layers // int(every)
+    return layers
 
 
 def _kv_quant(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None) -> str | None:
@@ -318,6 +347,27 @@ def _kv_quant(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None) -> 
             if eight_bits and section.get("quant_method") == "modelopt":
                 return "fp8_e4m3"
     return None
+
+
+def _vllm_kv_quant(config: Mapping[str, Any]) -> str | None:
+    """utils/torch_utils.py get_kv_cache_quant_algo_string (ModelOpt), and attention.py for compressed-tensors."""
+    section = config.get("quantization_config")
+    if not isinstance(section, Mapping):
+        return None
+    method = str(section.get("quant_method", ""))
+    inner = section.get("quantization")
+    sources = (inner if isinstance(inner, Mapping) else section, section)
+    scheme = sources[0].get("kv_cache_scheme") or section.get("kv_cache_scheme")
+    if method == "compressed-tensors":
+        return "fp8_e4m3" if scheme else None
+    if not method.startswith("modelopt"):
+        return None
+    named = scheme or next(
+        (source["kv_cache_quant_algo"] for source in sources if source.get("kv_cache_quant_algo")), None
+    )
+    if isinstance(named, Mapping):
+        named = {8: "fp8", 4: "nvfp4"}.get(named.get("num_bits", 0)) if named.get("type") == "float" else None
+    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(named).lower())
 
 
 def _has_qk_norm(text: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ rest are info items whose ``data`` holds the figures.
 from __future__ import annotations
 
 from kvpolicy.facts.effective import report_effective
-from kvpolicy.facts.engines import ENGINES, parse_engine
+from kvpolicy.facts.engines import parse_engine
 from kvpolicy.facts.errors import FactsArgumentError
 from kvpolicy.facts.figures import report_figures
 from kvpolicy.facts.findings import Deployment, Findings, Locate, nowhere
@@ -49,15 +49,10 @@ def deployment(
 
 
 def report_on(policy: Policy, where: Deployment, *, locate: Locate = nowhere) -> list[Diagnostic]:
-    """Findings about ``policy`` on a deployment; what a missing argument would tell is left out.
-
-    An engine without tables (vLLM so far) yields nothing: the language already says that it has no adapter.
-    """
+    """Findings about ``policy`` on a deployment; what a missing argument would tell is left out."""
     findings = Findings(policy, locate)
     outcome = None
     if where.target is not None:
-        if not ENGINES[where.target.name]:
-            return []
         outcome = report_effective(findings, where, where.target)
     if where.model is not None and (outcome is None or not outcome.refusals):
         report_figures(findings, where, where.model, outcome)

@@ -78,6 +78,9 @@ class Outcome:
     steps: tuple[Step, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     kv_dtype_why: str = ""
+    kernel_page: int | None = None  # tokens the attention kernel reads at once, where it splits the page
+    skip_layers: tuple[str, ...] = ()  # layers kept in the model's dtype, as --kv-cache-dtype-skip-layers takes them
+    prefix_cache: bool = True
     chunk_tokens: int = field(default=_UNKNOWN_MEMORY_CHUNK)
 
     def why(self, name: Field) -> tuple[Step, ...]:

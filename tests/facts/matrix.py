@@ -41,3 +41,46 @@ def cases(version: tuple[int, int, int]) -> list[dict[str, Any]]:
                     continue
                 found += [{"model": model, "gpu": gpu, "attention": backend, "page_size": page} for page in (None, 128)]
     return found
+
+
+_VLLM_GPUS = ("t4", "a100", "l40s", "h200", "b200", "rtx5090")
+_VLLM_DTYPES = (
+    "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "nvfp4", "nvfp4_4over6", "int8_per_token_head", "int4_per_token_head",
+    "fp8_per_token_head", "turboquant_k8v4", "turboquant_3bit_nc", "fp8_ds_mla", "nvfp4_ds_mla", "mxfp8",
+)  # fmt: skip
+_VLLM_BACKENDS = (
+    "flash_attn", "flashinfer", "triton_attn", "flex_attention", "turboquant", "hpc_attn", "flash_attn_mla",
+    "flashmla", "flashinfer_mla", "cutlass_mla", "triton_mla", "flashmla_sparse", "flashinfer_mla_sparse",
+    "flash_attn_mla_sparse", "tokenspeed_mla",
+)  # fmt: skip
+_VLLM_CHOSEN = ("llama-3.1-8b", "gemma-2-9b", "deepseek-v3", "deepseek-v3.2", "gpt-oss-20b", "nemotron-h-8b")
+
+
+def vllm_cases(gpus: tuple[str, ...] = (*_VLLM_GPUS, "cpu")) -> list[dict[str, Any]]:
+    """``{model, gpu, page_size?, kv_dtype?, attention?, layers?, tp?}``, grouped by device; our names.
+
+    Left out: Llama 4 and Qwen2.5-VL (multimodal: the processor is needed).
+    """
+    models = [name for name in MODELS if name not in ("llama-4-scout", "qwen2.5-vl-7b")]
+    found: list[dict[str, Any]] = []
+    for gpu in gpus:
+        found += [{"model": model, "gpu": gpu, "page_size": page} for model in models for page in (None, 64)]
+        for model in _VLLM_CHOSEN:
+            found += [{"model": model, "gpu": gpu, "kv_dtype": dtype} for dtype in _VLLM_DTYPES]
+            found += [{"model": model, "gpu": gpu, "page_size": page} for page in (8, 16, 128)]
+            if gpu in ("h200", "b200"):
+                found += [
+                    {"model": model, "gpu": gpu, "attention": backend, "page_size": page}
+                    for backend in _VLLM_BACKENDS
+                    for page in (None, 16, 128)
+                ]
+        for dtype in ("fp8_e4m3", "fp8_e5m2", "turboquant_k8v4"):
+            layers = [["0-1", "bf16"], ["-2:", "bf16"]]
+            found.append({"model": "llama-3.1-8b", "gpu": gpu, "kv_dtype": dtype, "layers": layers})
+            found.append({"model": "llama-3.1-8b", "gpu": gpu, "kv_dtype": dtype, "layers": layers, "page_size": 64})
+            found.append({"model": "qwen3-next-80b", "gpu": gpu, "kv_dtype": dtype})
+        found += [
+            {"model": model, "gpu": gpu, "tp": 2}
+            for model in ("llama-3.1-8b", "nemotron-h-8b", "qwen3-next-80b", "deepseek-v3")
+        ]
+    return found

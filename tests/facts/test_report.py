@@ -123,10 +123,6 @@ def test_known_versions_do_not_warn(spec: str) -> None:
     assert deployment(engine=spec).engine_label == f"SGLang {ENGINES['sglang'][-1]}"
 
 
-def test_an_engine_without_tables_says_nothing_here() -> None:
-    assert report(policy("eviction: {policy: lru}"), engine="vllm==0.32.0", gpu="h200") == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "message", "help"),
     [
