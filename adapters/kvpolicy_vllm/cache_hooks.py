@@ -1,8 +1,8 @@
 """Put the policy's eviction into the block pool that vLLM is about to build, and swap it in one that exists.
 
-`install` runs in the EngineCore process before the scheduler is built. It gives vLLM's coordinator a subclass of its own
-block pool, and attaches the policy to the pool once the engine has said what it holds. A policy that asks for vLLM's
-own order (lru, or nothing) keeps vLLM's free queue, at vLLM's speed.
+`install` runs in the EngineCore process before the scheduler is built. It gives vLLM's coordinator a subclass of its
+own block pool, and attaches the policy to the pool once the engine has said what it holds. A policy that asks for
+vLLM's own order (lru, or nothing) keeps vLLM's free queue, at vLLM's speed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvpolicy.eviction import CompiledEviction
     from kvpolicy.runtime.active import ActivePolicy
 
-__all__ = ["EvictionRefused", "attach", "install", "needs_index", "refusal", "swap"]
+__all__ = ["EvictionRefused", "attach", "install", "needs_index", "patch", "refusal", "refuse", "swap", "verdict_on"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -42,13 +42,19 @@ def install(active: ActivePolicy, vllm_config: Any) -> None:
     Raises:
         EvictionRefused: this configuration cannot honour the policy.
     """
+    refuse(active, verdict_on(active, vllm_config, None))
+    _pending[:] = [(active, vllm_config)]
+    patch()
+
+
+def patch() -> None:
+    """Replace the block pool's class and follow the methods that know requests. Pools without a policy behave as
+    vLLM's."""
     from vllm.v1.core import kv_cache_coordinator, kv_cache_manager
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from .cache_pool import PolicyBlockPool
 
-    refuse(active, _verdict(active, vllm_config, None))
-    _pending[:] = [(active, vllm_config)]
     kv_cache_coordinator.BlockPool = PolicyBlockPool
     _wrap(kv_cache_manager, "get_kv_cache_coordinator", _built)
     _wrap(kv_cache_manager.KVCacheManager, "allocate_slots", _allocating)
@@ -63,7 +69,7 @@ def attach(active: ActivePolicy, pool: Any, vllm_config: Any, kv_cache_config: A
     """
     eviction = active.compiled.eviction
     active.pool_tokens = (pool.num_gpu_blocks - 1) * block_tokens  # one block is vLLM's null block
-    verdict = _verdict(active, vllm_config, kv_cache_config)
+    verdict = verdict_on(active, vllm_config, kv_cache_config)
     refuse(active, verdict)
     active.core, active.algorithm, active.index = "engine", "lru, vLLM's free queue", None
     if verdict.kind == "stock":
@@ -136,7 +142,7 @@ def refuse(active: ActivePolicy, verdict: Verdict) -> None:
         raise EvictionRefused(refused)
 
 
-def _verdict(active: ActivePolicy, vllm_config: Any, kv_cache_config: Any) -> Verdict:
+def verdict_on(active: ActivePolicy, vllm_config: Any, kv_cache_config: Any) -> Verdict:
     eviction = active.compiled.eviction
     if eviction.core == "engine":
         asked = eviction.score is not None or eviction.needs_metadata or eviction.policy not in _STOCK_ORDERS

@@ -1,8 +1,8 @@
 """vLLM's free queue and block pool with the policy's choice of victims; everything else is theirs.
 
-The queue *is* vLLM's linked list of all free blocks, in vLLM's order, with its interface and its counts; the policy only
-decides which cached block leaves it next. So vLLM's order is there at any moment, for a call that the policy cannot
-serve, and for a swap.
+The queue *is* vLLM's linked list of all free blocks, in vLLM's order, with its interface and its counts; the policy
+only decides which cached block leaves it next. So vLLM's order is there at any moment, for a call that the policy
+cannot serve, and for a swap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contents that vLLM's prefix cache holds, as units that a policy can evict: one unit a cached block, in a prefix tree.
+"""What vLLM's prefix cache holds, as units that a policy can evict: the content of one block each, in a prefix tree.
 
 A unit is a *content*, named by the block's hash. vLLM does not deduplicate: two requests that compute the same tokens
 side by side leave two blocks of one hash. Of such copies all but one are *surplus*: evicting one loses nothing, so free
@@ -65,7 +65,7 @@ class CachedUnits:
         needs_metadata = self.index.needs_metadata
         priority = info.priority or 0
         parent = units.get(blocks[start - 1].block_hash) if start else None
-        tick = self._tick
+        self._tick += 1
         for at in range(start, stop):
             block = blocks[at]
             block_hash = block.block_hash
@@ -74,8 +74,7 @@ class CachedUnits:
                 continue
             unit = units.get(block_hash)
             if unit is None:
-                tick += 1
-                units[block_hash] = unit = Unit(block_hash, block, parent, tick, priority)
+                units[block_hash] = unit = Unit(block_hash, block, parent, self._tick, priority)
                 if parent is not None:
                     self._add_child(parent)
                 if needs_metadata:
@@ -84,7 +83,6 @@ class CachedUnits:
             else:
                 self._add_copy(unit, block)
             parent = unit
-        self._tick = tick
 
     def hit(self, blocks: Sequence[Any], info: RequestInfo) -> None:
         """One request's match reached the end of `blocks`: its blocks from the root on, in use now."""
@@ -111,14 +109,13 @@ class CachedUnits:
     def freed(self, blocks: Iterable[Any]) -> None:
         """The blocks lost their last user, in this order (vLLM frees a request's last block first)."""
         units, add, surplus = self.units, self.index.add, self.surplus
-        tick = self._tick
+        self._tick = tick = self._tick + 1  # one for all: that children go first is the tree's business
         for block in blocks:
             unit = units.get(block.block_hash)
             if unit is None:
                 if block.block_hash is None:  # content of the engine's own; it goes when no unit is left
                     continue
                 unit = self._adopt(block)
-            tick += 1
             unit.last_access_time = tick
             if unit.copies is not None:
                 surplus[block.block_id] = block
@@ -126,7 +123,6 @@ class CachedUnits:
                 unit.is_free = True
                 if not unit.children:
                     add(unit)
-        self._tick = tick
 
     def taken(self, block: Any) -> None:
         """A free block got a user."""
@@ -143,8 +139,8 @@ class CachedUnits:
         if unit is None:
             return
         if unit.copies is None:
-            if unit.block is block:
-                self._remove(unit)
+            if unit.block is block and (above := self._remove(unit)) is not None:
+                self.index.add(above)
             return
         unit.copies = copies = [copy for copy in unit.copies if copy is not block]
         unit.block = copies[0]
@@ -168,20 +164,22 @@ class CachedUnits:
             blocks.append(block)
         if len(blocks) == count:
             return blocks
-        index, tokens, remove = self.index, self.block_tokens, self._remove
+        index, tokens = self.index, self.block_tokens
         pop, evicted = index.pop, index.evicted
         index.begin()
+        unit: Any = None
         while len(blocks) < count:
-            unit: Any = pop()
-            if unit is None:
+            if unit is None and (unit := pop()) is None:
                 break
             block = unit.block
             if not unit.is_free or unit.children or block.ref_cnt or block.is_null or block.block_hash != unit.hash:
                 index.discard(unit)
+                unit = None
                 continue
             meta = unit.kvp
             evicted(unit, tokens, 0 if meta is None else meta.depth_tokens, block.block_id)
-            remove(unit)
+            above = self._remove(unit)
+            unit = above if above is not None and index.follow(unit, above) else None
             blocks.append(block)
         index.end()
         return blocks
@@ -195,7 +193,7 @@ class CachedUnits:
         self.index.reset()
 
     def rebuild(self, blocks: Iterable[Any], free: Iterable[Any], before: CachedUnits | None = None) -> None:
-        """Make this agree with the pool, whatever happened: `blocks` are all of it, `free` its free ones, first out first.
+        """Make this agree with the pool, whatever happened: all its `blocks`, and the `free` ones, first out first.
 
         Contents not known yet are taken over from `before`, or adopted without a request. vLLM keeps no parents, so an
         adopted unit has none until a request's match passes it; until then its age keeps it behind its children.
@@ -320,12 +318,13 @@ class CachedUnits:
         key = int.from_bytes(unit.hash[:8], "big") if self.index.needs_content_key else None
         self.index.insert(unit, parent, info, self.block_tokens, depth_tokens, is_output, key)
 
-    def _remove(self, unit: Unit) -> None:
+    def _remove(self, unit: Unit) -> Unit | None:
+        """Forget the unit; its parent, if that is evictable now."""
         del self.units[unit.hash]
         unit.is_free = False
         self.index.remove(unit)
         parent = unit.parent
-        if parent is not None:
-            parent.children -= 1
-            if parent.is_free and not parent.children:
-                self.index.add(parent)
+        if parent is None:
+            return None
+        parent.children -= 1
+        return parent if parent.is_free and not parent.children else None

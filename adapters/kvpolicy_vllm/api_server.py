@@ -1,0 +1,89 @@
+"""The HTTP side: `GET /kvpolicy`, and `kvpolicy_*` in `/metrics`.
+
+vLLM's endpoint plugins are off unless VLLM_PLUGINS names them, which would turn every other plugin off. So the app that
+vLLM builds gets one route more, and its `/metrics` is asked through ours. A failure of ours leaves vLLM's answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import hooks, probe
+from .engine_core import STATUS_METHOD
+
+__all__ = ["PATH", "register"]
+
+logger = logging.getLogger("kvpolicy")
+
+PATH = "/kvpolicy"
+#: Where vLLM looks up `build_app` when it serves: up to 0.28, and later.
+_BUILDERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")
+
+
+def register() -> None:
+    """Add to the app that this process will build, if it is one that serves."""
+    for name in (*_BUILDERS, "__main__"):
+        module = sys.modules.get(name)
+        if name == "__main__" and getattr(getattr(module, "__spec__", None), "name", None) not in _BUILDERS:
+            continue
+        if module is not None and hasattr(module, "build_app"):
+            hooks.wrap(module, "build_app", _build_app)
+
+
+def _build_app(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    app = original(*args, **kwargs)
+    try:
+        _extend(app)
+    except Exception:
+        logger.exception("kvpolicy: the server has no %s and no kvpolicy metrics", PATH)
+    return app
+
+
+def _extend(app: Any) -> None:
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def kvpolicy_status(request: Request) -> JSONResponse:
+        try:
+            engines = await ask_engines(app)
+        except Exception as error:
+            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 503)
+        return JSONResponse({"engines": [engine["block"] for engine in engines]})
+
+    app.add_api_route(PATH, kvpolicy_status, methods=["GET"], include_in_schema=False)
+    if any(getattr(route, "path", None) == "/metrics" for route in app.routes):
+        app.router.routes.insert(0, Route("/metrics", _Metrics(app)))
+
+
+async def ask_engines(app: Any) -> list[dict[str, Any]]:
+    """What each engine behind this server answers of its policy."""
+    answers = await probe.call_every_engine(app.state.engine_client.engine_core, STATUS_METHOD)
+    return [answer for answer in answers if answer is not None]
+
+
+class _Metrics:
+    """`/metrics` as vLLM serves it, with ours behind; an engine that does not answer costs ours only."""
+
+    def __init__(self, app: Any) -> None:
+        from prometheus_client import make_asgi_app
+        from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+        from .metrics import JoinedRegistry
+
+        self._app = app
+        self._registry: Any = JoinedRegistry(get_prometheus_registry())
+        self._serve = make_asgi_app(registry=self._registry)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from .metrics import families
+
+        try:
+            self._registry.ours = list(families(await ask_engines(self._app)))
+        except Exception as error:
+            self._registry.ours = []
+            logger.warning("kvpolicy: no kvpolicy metrics in this scrape: %s: %s", type(error).__name__, error)
+        await self._serve(scope, receive, send)

@@ -1,0 +1,143 @@
+"""Block size, KV dtype (single layers included) and attention backend: what the policy asks, what vLLM decides.
+
+How they are compared, and what a conflict does, is `kvpolicy.runtime.resolution`; here is what is vLLM's own: its
+fields and its words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from kvpolicy.compiler import Preference
+from kvpolicy.facts.dtypes import canonical
+from kvpolicy.language.fields import parse_layer_range
+from kvpolicy.runtime import resolution as runtime
+from kvpolicy.runtime.active import ActivePolicy, Setting
+from kvpolicy.runtime.resolution import Request
+
+from . import machine
+
+__all__ = ["FIELDS", "ask", "compare_built", "compare_resolved", "explicit_by_value", "skip_layers"]
+
+#: Engine fields whose explicit use matters to a policy, with their flags.
+FIELDS = {
+    "block_size": "--block-size",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "attention_backend": "--attention-backend",
+    "kv_cache_dtype_skip_layers": "--kv-cache-dtype-skip-layers",
+}
+
+_IMPOSSIBLE = "this vLLM cannot run it here"
+_ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def requests_of(active: ActivePolicy) -> list[Request]:
+    """Everything the policy asks for, the layers apart: which they are is known with the model only."""
+    compiled = active.compiled
+    found = [
+        Request(
+            "cache.page_size", "block_size", FIELDS["block_size"], compiled.cache.page_size, impossible=_IMPOSSIBLE
+        ),
+        Request(
+            "cache.kv_dtype",
+            "kv_cache_dtype",
+            FIELDS["kv_cache_dtype"],
+            compiled.cache.kv_dtype,
+            to_engine=lambda name: "auto" if machine.keeps_model_dtype(name) else _ENGINE_DTYPES.get(name, name),
+            to_policy=lambda name: name and canonical(str(name)),
+            impossible=_IMPOSSIBLE,
+        ),
+        Request(
+            "backend.attention",
+            "attention_backend",
+            FIELDS["attention_backend"],
+            compiled.backend.attention,
+            to_engine=_backend,
+            to_policy=lambda backend: backend and str(getattr(backend, "name", backend)).lower(),
+            impossible=_IMPOSSIBLE,
+        ),
+    ]
+    return [request for request in found if not request.preference.is_auto]
+
+
+def _backend(name: str) -> Any:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return None if name == "auto" else AttentionBackendEnum[name.upper()]
+
+
+def explicit_by_value(engine_args: Any) -> dict[str, str]:
+    """Fields that differ from their default, for records that no command line made: as explicit as can be told."""
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(engine_args)
+        if field.name in FIELDS
+    }
+    return {
+        name: f"EngineArgs({name}={getattr(engine_args, name)!r})"
+        for name, default in defaults.items()
+        if getattr(engine_args, name) != default
+    }
+
+
+def ask(active: ActivePolicy, engine_args: Any, explicit: Mapping[str, str]) -> None:
+    """See `kvpolicy.runtime.resolution.ask`; `engine_args` has made no configuration yet."""
+    runtime.ask(active, requests_of(active), engine_args, explicit, machine.possible, engine="vLLM")
+
+
+def skip_layers(active: ActivePolicy, vllm_config: Any, explicit: Mapping[str, str]) -> None:
+    """Put the policy's single layers into the configuration: vLLM can leave layers in the model's dtype, and no other.
+
+    SystemExit where it has no word for what the policy asks, or an explicit flag says otherwise, under
+    `on_conflict: error`.
+    """
+    ranges = active.compiled.cache.layer_dtypes
+    if not ranges:
+        return
+    path, field, origin = "cache.kv_dtype.layers", "kv_cache_dtype_skip_layers", active.origin("cache.kv_dtype.layers")
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    count, own = model.get_total_num_hidden_layers(), canonical(str(model.dtype))
+    request = Request(path, field, FIELDS[field], Preference(dict(ranges)))
+    wanted: set[int] = set()
+    for text, dtype in ranges:
+        if dtype not in ("auto", own):
+            why = f"vLLM can leave single layers in the model's dtype ({own}), and in no other"
+            runtime.raise_or_note(active, [runtime.conflict(request, own, "this vLLM", why, origin)])
+            return
+        for start, stop in parse_layer_range(text):
+            wanted.update(range(count)[start:stop])
+    asked = sorted(map(str, wanted), key=int)
+    if given := explicit.get(field):
+        found = list(cache.kv_cache_dtype_skip_layers)
+        if sorted(found) != sorted(asked):
+            why = f"{given} was given explicitly"
+            runtime.raise_or_note(active, [runtime.conflict(request, found, given, why, origin)])
+        active.settings[field] = Setting(path, FIELDS[field], asked, found, given, origin)
+        return
+    # What the engine skips by itself (boundary layers of some formats) stays skipped. Sorted as vLLM sorts it.
+    cache.kv_cache_dtype_skip_layers = sorted({*cache.kv_cache_dtype_skip_layers, *asked})
+    active.settings[field] = Setting(path, FIELDS[field], asked, asked, "policy", origin)
+
+
+def compare_resolved(active: ActivePolicy, vllm_config: Any) -> None:
+    """Compare with the configuration that vLLM made of its arguments. SystemExit under `on_conflict: error`."""
+    cache, attention = vllm_config.cache_config, getattr(vllm_config, "attention_config", None)
+    found: dict[str, Any] = {"block_size": cache.block_size, "kv_cache_dtype": _stored(cache.cache_dtype, vllm_config)}
+    if (backend := getattr(attention, "backend", None)) is not None:
+        found["attention_backend"] = str(backend.name).lower()
+    runtime.compare(active, requests_of(active), found, lambda _: "vLLM's argument resolution", is_watching=True)
+
+
+def compare_built(active: ActivePolicy, built: Mapping[str, Any]) -> None:
+    """Compare what an engine built with what was resolved. SystemExit under `on_conflict: error`.
+
+    `built` is `{field: value in the policy's words}`; a field that could not be read off is absent.
+    """
+    runtime.compare(active, requests_of(active), built, lambda _: "what the engine built")
+
+
+def _stored(dtype: str, vllm_config: Any) -> str:
+    """The canonical name of what a cache of this dtype really stores: `auto` is the model's own."""
+    return canonical(str(vllm_config.model_config.dtype if dtype == "auto" else dtype))
