@@ -130,6 +130,10 @@ class Order(Protocol, Generic[H]):
     def pop(self) -> H | None:
         """Remove and return the next victim, or ``None`` when empty."""
 
+    def precedes(self, handle: H, victim: H) -> bool:
+        """Whether ``handle``, no member, would be the next victim for sure if it were added now, ``victim`` being the
+        last one popped and nothing having been added or touched since. ``False`` where there is no telling cheaply."""
+
     def __len__(self) -> int: ...
 
     def __contains__(self, handle: object) -> bool: ...

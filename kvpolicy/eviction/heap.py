@@ -106,6 +106,9 @@ class LazyHeap(Generic[H]):
         self._leave(generation)
         return handle
 
+    def precedes(self, handle: H, victim: H) -> bool:
+        return bool(self._key(handle) <= self._key(victim))
+
     def clear(self) -> None:
         self._numbers.clear()
         self._handles.clear()

@@ -154,6 +154,21 @@ class EvictionIndex:
             self._held[handle] = None
         return handle
 
+    def follow(self, victim: Handle, handle: Handle) -> bool:
+        """``handle`` became evictable because ``victim``, the last one popped, was evicted: whether it goes next.
+
+        ``True``: it is held as if popped. ``False``: it is on offer, and :meth:`pop` decides. Chains of units that
+        were used together go in one sweep this way, without passing through the order one by one.
+        """
+        try:
+            if self._order.precedes(handle, victim):
+                self._held[handle] = None
+                return True
+        except Exception as fault:
+            self._fault(fault)
+        self.add(handle)
+        return False
+
     def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0) -> None:
         """The engine frees the unit that :meth:`pop` returned: count it. Call it before ``discard`` and ``remove``.
 

@@ -56,6 +56,7 @@ class PartitionedOrder:
         self._where: dict[Handle, _Partition] = {}
         self._partitions: dict[Tenant, list[_Partition | None]] = {}
         self._dirty: list[_Partition] = []
+        self._last: tuple[_Partition, int] | None = None  # where the last victim came from, and its tenant's class
         self._is_dynamic = False
         #: The partitions of each class and level by the key of their first unit; in victim order.
         self._heaps: list[LazyHeap[_Partition]] = [
@@ -121,11 +122,26 @@ class PartitionedOrder:
         handle = partition.order.pop()
         assert handle is not None
         del self._where[handle]
+        self._last = (partition, partition.tenant.klass)
         if not partition.order.is_keyed:
             self._mark(partition)
         return handle
 
+    def precedes(self, handle: Handle, victim: Handle) -> bool:
+        """Only within the partition that gave the victim, while its tenant's class is what it was."""
+        if self._last is None:
+            return False
+        partition, klass = self._last
+        tenant, level = self._place(handle)
+        return (
+            tenant is partition.tenant
+            and level == partition.level
+            and tenant.klass == klass
+            and partition.order.precedes(handle, victim)
+        )
+
     def clear(self) -> None:
+        self._last = None
         self._where.clear()
         self._partitions.clear()
         self._dirty.clear()

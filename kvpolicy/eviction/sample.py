@@ -102,6 +102,10 @@ class SampledOrder(Generic[H]):
         self.discard(top[1])
         return top[1]
 
+    def precedes(self, handle: H, victim: H) -> bool:
+        """The victim was the best of the candidates, so whatever is better than it is too."""
+        return bool(self._key(handle) <= self._key(victim))
+
     def clear(self) -> None:
         self._members.clear()
         self._position.clear()

@@ -189,6 +189,15 @@ class Twin(EvictionIndex):
             self.naive.first_seen.remove(salt)
             self.naive.hit_tokens.pop(salt, None)
 
+    def follow(self, victim: Any, handle: Any) -> bool:
+        if handle not in self.naive.evictable and handle not in self.naive.held:
+            self.naive.evictable.append(handle)
+        goes_next = self.real.follow(victim, handle)
+        if goes_next:
+            expected = self.naive.pop()
+            assert handle is expected, f"the index says {handle} goes next, brute force says {expected}"
+        return goes_next
+
     def begin(self) -> None:
         self.real.begin()
         self.naive.expire()

@@ -93,10 +93,10 @@ class Engine(RuleBasedStateMachine):
     def unlock(self, pick: int) -> None:
         self.tree.unlock(self.locked.pop(pick % len(self.locked)))
 
-    @rule(tokens=st.integers(1, 30))
-    def evict(self, tokens: int) -> None:
+    @rule(tokens=st.integers(1, 30), sweeps=st.booleans())
+    def evict(self, tokens: int, sweeps: bool) -> None:
         evictable = self.evictable_tokens()
-        freed = sum(node.size for node in self.tree.evict(tokens))
+        freed = sum(node.size for node in self.tree.evict(tokens, sweeps=sweeps))
         assert freed >= min(tokens, evictable), "a need within the evictable tokens was not met"
 
     @rule(most=st.integers(0, 5))

@@ -36,6 +36,7 @@ class Tree:
         self.root = Node("root", None, 0)
         self.nodes: list[Node] = []
         self.victims: list[Node] = []
+        self.swept = 0  # victims of the last walk that followed their child
         self._time = 0.0
         self._names = 0
 
@@ -131,14 +132,24 @@ class Tree:
             above.locks -= 1
             self._refresh(above)
 
-    def evict(self, tokens: int) -> list[Node]:
-        """One walk until that many tokens are free, or nothing is evictable."""
+    def evict(self, tokens: int, *, sweeps: bool = False) -> list[Node]:
+        """One walk until that many tokens are free, or nothing is evictable; ``sweeps``: up the path of each victim,
+        as long as its parent goes next."""
         index, freed, victims = self.index, 0, []
+        self.swept = 0
         index.begin()
-        while freed < tokens and (node := index.pop()) is not None:
+        following: Node | None = None
+        while freed < tokens:
+            node: Any = following or index.pop()
+            if node is None:
+                break
             assert self.is_evictable(node), f"{node} is not evictable"
             index.evicted(node, node.size, self.depth(node))
-            self._remove(node)
+            parent, following = node.parent, None
+            self._remove(node, refresh=not sweeps)
+            if sweeps and parent is not self.root and self.is_evictable(parent) and index.follow(node, parent):
+                following = parent
+                self.swept += 1
             freed += node.size
             victims.append(node)
         index.end()
@@ -154,13 +165,13 @@ class Tree:
         self.index.end()
         return order
 
-    def _remove(self, node: Node) -> None:
+    def _remove(self, node: Node, refresh: bool = True) -> None:
         assert node.parent is not None
         self.nodes.remove(node)
         node.parent.children.remove(node)
         self.index.discard(node)
         self.index.remove(node)
-        if node.parent is not self.root:
+        if refresh and node.parent is not self.root:
             self._refresh(node.parent)
 
     def _refresh(self, node: Node) -> None:

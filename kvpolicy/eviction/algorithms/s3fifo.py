@@ -158,6 +158,16 @@ class S3Queues:
         self.discard(top[1])
         return top[1]
 
+    def precedes(self, handle: Handle, victim: Handle) -> bool:
+        state, last = handle.kvp.state, victim.kvp.state
+        if state.main is not last.main or _place(handle) > _place(victim):
+            return False
+        is_small_next = bool(self._small or not state.main) and (
+            self._algorithm.is_small_over_share() or not (self._main or state.main)
+        )
+        uses = _uses(handle)
+        return uses == 0 and not is_small_next if state.main else uses < _PROMOTE_USES and is_small_next
+
     def clear(self) -> None:
         self._small.clear()
         self._main.clear()

@@ -80,6 +80,9 @@ class SieveQueue:
         self.discard(top[1])
         return top[1]
 
+    def precedes(self, handle: Handle, victim: Handle) -> bool:
+        return False  # it stands behind the hand
+
     def clear(self) -> None:
         self._heap.clear()
         self._due.clear()
