@@ -1,0 +1,103 @@
+"""A pytest plugin for vLLM's own unit tests: every block pool that a test builds gets kvpolicy's eviction.
+
+`pytest -p kvpolicy_conformance_vllm --kvpolicy-swap WHAT --kvpolicy-report FILE TESTS`, with vLLM on the path:
+
+- `stock`: nothing is swapped; the column to compare with.
+- `order`: vLLM's order (lru), from our index.
+- `rules`: the same order, with rules that hold nobody back. Every block is stamped, every hit counted and every
+  admission decided, and the victims must still be the same.
+- `wrong`: most recently used first, a fault that the tests must see.
+
+A server leaves pools of several KV cache groups to the engine; here those are swapped too. The report is one JSON
+object: the outcome of each test, and what was swapped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import activate
+from kvpolicy_conformance import _IDLE_RULES, Report
+
+_EVICTION: dict[str, dict[str, Any]] = {
+    "order": {"policy": "lru", "core": "kvpolicy"},
+    "rules": {"policy": "lru", **_IDLE_RULES},
+    "wrong": {"policy": "mru"},
+}
+
+
+class Swap:
+    """Puts our pool in place of vLLM's, everywhere, and counts what it did."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.built = 0
+        self.actives: list[Any] = []
+
+    def install(self) -> None:
+        from kvpolicy_vllm.cache_hooks import patch, swap
+        from kvpolicy_vllm.cache_pool import PolicyBlockPool
+        from vllm.v1.core import block_pool, kv_cache_coordinator, single_type_kv_cache_manager
+
+        def attach(pool: Any) -> None:
+            self.built += 1
+            if pool.enable_caching:
+                active = activate(_EVICTION[self.what])
+                swap(active, pool, active.compiled.eviction)
+                self.actives.append(active)
+
+        class SwappedBlockPool(PolicyBlockPool):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                attach(self)
+
+        patch()
+        for module in (block_pool, kv_cache_coordinator, single_type_kv_cache_manager):
+            module.BlockPool = SwappedBlockPool
+
+    def figures(self) -> dict[str, Any]:
+        fallbacks: Counter[str] = Counter()
+        for active in self.actives:
+            fallbacks.update(active.fallbacks)
+            if survived := active.index.counters.fallbacks:
+                fallbacks["policy"] += survived
+        return {
+            "built": self.built,
+            "attached": len(self.actives),
+            "evict calls": sum(active.evict_calls for active in self.actives),
+            "victims": sum(active.index.victims for active in self.actives),
+            "fallbacks": fallbacks,
+        }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kvpolicy")
+    group.addoption("--kvpolicy-swap", choices=("stock", *_EVICTION), default="stock")
+    group.addoption("--kvpolicy-report", type=Path, required=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_REPORT] = report = Report()
+    config.pluginmanager.register(report)
+    config.stash[_SWAP] = swap = Swap(config.getoption("--kvpolicy-swap"))
+    if swap.what != "stock":
+        swap.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    yield
+    path = session.config.getoption("--kvpolicy-report")
+    if path is not None:
+        report, swap = session.config.stash[_REPORT], session.config.stash[_SWAP]
+        found = {"outcomes": report.outcomes, "reasons": report.reasons, "swap": swap.figures()}
+        path.write_text(json.dumps(found))
+
+
+_REPORT = pytest.StashKey[Report]()
+_SWAP = pytest.StashKey[Swap]()
