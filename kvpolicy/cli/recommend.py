@@ -7,6 +7,7 @@ import json
 import sys
 
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from kvpolicy.cli.output import open_output, why_unwritable
 from kvpolicy.cli.progress import Progress
 from kvpolicy.cli.trace_arguments import add_trace_arguments, capacities, open_trace, positive, tokens
 from kvpolicy.policytest.starter import starter_tests
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.trace == "-":
         print("kvpolicy recommend: the trace is read several times: give a file", file=sys.stderr)
+        return EXIT_USAGE
+    if why := why_unwritable(args.output):
+        print(f"kvpolicy recommend: {why}", file=sys.stderr)
         return EXIT_USAGE
     trials: list[Trial] = []
     described = interrupted = ""
@@ -82,11 +86,11 @@ def _report(args: argparse.Namespace, found: list[Recommendation], described: st
     assert best.chosen is not None
     text = render_policy(best.chosen.candidate, evidence)
     text += "\n" + starter_tests(text)
-    if not args.output:
+    if args.output in (None, "-"):
         sys.stdout.write(text)
         return EXIT_OK
     try:
-        with open(args.output, "w", encoding="utf-8") as file:
+        with open_output(args.output) as file:
             file.write(text)
     except OSError as error:
         print(f"kvpolicy recommend: cannot write '{args.output}': {error.strerror}", file=sys.stderr)

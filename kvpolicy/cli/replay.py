@@ -7,6 +7,7 @@ import json
 import sys
 
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from kvpolicy.cli.output import open_output, why_unwritable
 from kvpolicy.cli.progress import Progress
 from kvpolicy.cli.render import render
 from kvpolicy.cli.trace_arguments import add_trace_arguments, capacities, open_trace, tokens
@@ -57,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
     evictions, code = load_policies(args.policy or ["lru"], "replay")
     if code:
         return code
+    if why := why_unwritable(args.html):
+        print(f"kvpolicy replay: {why}", file=sys.stderr)
+        return EXIT_USAGE
     settings = Settings(args.capacity, args.page_size, args.granularity, args.lock == "running", not args.no_bounds)
     done: list[Replay] = []
     try:
@@ -75,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         from kvpolicy.replay.html import render_html
 
         try:
-            with open(args.html, "w", encoding="utf-8") as file:
+            with open_output(args.html) as file:
                 file.write(render_html(done, model))
         except OSError as error:
             print(f"kvpolicy replay: cannot write '{args.html}': {error.strerror}", file=sys.stderr)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
 import json
 import sys
-from typing import Any
 
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from kvpolicy.cli.output import open_output, why_unwritable
 from kvpolicy.cli.progress import Progress
 from kvpolicy.cli.trace_arguments import add_trace_arguments, open_trace, tokens
 from kvpolicy.replay.convert import convert
@@ -40,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "convert" and (why := why_unwritable(args.output)):
+        print(f"kvpolicy trace: {why}", file=sys.stderr)
+        return EXIT_USAGE
     try:
         trace = open_trace(args.trace, args)
         with Progress(trace.lines, args.trace) as progress:
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                 if args.format == "json":
                     print()
                 return EXIT_OK
-            with _open_output(args.output) as out:
+            with open_output(args.output) as out:
                 count = convert(trace, out, args.to_block, progress)
         if args.output:
             print(f"{count:,} requests written to {args.output}", file=sys.stderr)
@@ -65,21 +66,3 @@ def run(args: argparse.Namespace) -> int:
         print(f"kvpolicy trace: cannot write '{args.output}': {error.strerror}", file=sys.stderr)
         return EXIT_USAGE
     return EXIT_OK
-
-
-class _Stdout:
-    """Standard output as something a `with` may leave open."""
-
-    def __enter__(self) -> Any:
-        return sys.stdout
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
-
-
-def _open_output(path: str | None) -> Any:
-    if path is None or path == "-":
-        return _Stdout()
-    if path.endswith(".gz"):
-        return io.TextIOWrapper(gzip.GzipFile(path, "wb", mtime=0), encoding="utf-8")  # same trace, same bytes
-    return open(path, "w", encoding="utf-8")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from kvpolicy.compiler import compile_policy
 from kvpolicy.language import LoadResult, load_policy, load_text
+from kvpolicy.language.fields import did_you_mean
+from kvpolicy.language.vocabulary import EVICTION_POLICIES
 from kvpolicy.replay.simulator import Eviction
 
 __all__ = ["from_result", "load"]
@@ -26,7 +29,11 @@ def load(argument: str) -> LoadResult:
         "eviction": {"policy": argument},
     }
     bare = load_text(json.dumps(document).encode(), f"algorithm:{argument}")
-    return bare if bare.policy is not None else result
+    if bare.policy is not None:
+        return bare
+    help = did_you_mean(argument, EVICTION_POLICIES) or f"algorithms: {', '.join(EVICTION_POLICIES)}"
+    result.diagnostics = [replace(d, help=f"{d.help}; {help}") if d.code == "KVP101" else d for d in result.diagnostics]
+    return result
 
 
 def from_result(result: LoadResult, name: str) -> Eviction:

@@ -20,7 +20,8 @@ def render_table(replay: Replay, model: ModelCost | None = None, times: bool = F
     lines = [
         f"{replay.trace}: {replay.requests:,} requests, {tokens_text(sum(replay.input_tokens))} input tokens, "
         f"{span_s / 60:.0f} min ({replay.format}, digest {replay.digest})",
-        f"pages of {replay.page_tokens} tokens, evicted by {replay.settings.granularity}; a request locks its path "
+        f"pages of {replay.page_tokens} token{'s' if replay.page_tokens > 1 else ''}, "
+        f"evicted by {replay.settings.granularity}; a request locks its path "
         f"{'while it runs' if replay.settings.hold_running else 'while it is inserted'}",
     ]
     if replay.distinct_tokens is not None:
