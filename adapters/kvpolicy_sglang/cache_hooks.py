@@ -47,7 +47,8 @@ def needs_of(active: ActivePolicy) -> Needs:
     if eviction is None or eviction.core == "engine" or active.eviction_yielded_to:
         return Needs(index=False)
     asked = eviction.score or eviction.policy or eviction.rules or eviction.tenants or eviction.core == "kvpolicy"
-    return Needs(index=bool(asked), time=bool(active.compiled.eviction.needs_time))
+    compiled = active.compiled.eviction
+    return Needs(index=bool(asked), time=bool(compiled.needs_time), metadata=bool(compiled.needs_metadata))
 
 
 class Built(NamedTuple):
@@ -74,7 +75,9 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
         return _stock(active, stock, ctx, verdict.message)
 
     eviction = active.compiled.eviction
-    index = eviction.make_index(active.pool_tokens)
+    has_sessions = bool(getattr(ctx.params, "enable_session_radix_cache", False))
+    rank = cache_unified.session_rank if has_sessions else None
+    index = eviction.make_index(active.pool_tokens, rank)
     guard = EvictionGuard(active, index, needs_metadata=eviction.needs_metadata)
     is_unified = cache_unified.prepare(ctx.params, guard)
     cache = stock(ctx)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import probe
+from . import cache_unified, probe
 
 __all__ = ["FEATURES", "Feature", "Needs", "Verdict", "supported"]
 
@@ -24,6 +24,7 @@ class Needs:
 
     index: bool = True  # its own order, rules, tenants: anything but the engine's own order
     time: bool = False  # ttl or a field in seconds
+    metadata: bool = False  # more than a bare built-in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ class _Start:
 def _is_sharded(start: _Start) -> bool:
     allocator = getattr(start.built("params"), "token_to_kv_pool_allocator", None)
     return any(cls.__name__ == "PageInterleavePoolAllocator" for cls in type(allocator).__mro__)
+
+
+def _ranks_sessions(start: _Start) -> bool:
+    """Whether our index can put session references before the policy's order; a launcher knows no cache yet."""
+    return not start.needs.metadata and (start.ctx is None or cache_unified.has_session_references())
 
 
 def _environment(name: str) -> bool:
@@ -137,11 +143,11 @@ FEATURES: tuple[Feature, ...] = (
         lambda start: bool(start.built("is_hybrid_ssm")),
     ),
     Feature(
-        "session-aware cache",
+        "session-aware cache with rules, a score or tenants",
         "--enable-session-radix-cache",
         "stock",
-        "the engine orders eviction by its own session references",
-        lambda start: bool(start.arg("enable_session_radix_cache")),
+        "the engine orders eviction by its own session references first",
+        lambda start: bool(start.arg("enable_session_radix_cache")) and not _ranks_sessions(start),
     ),
     Feature(
         "streaming sessions",
@@ -193,6 +199,13 @@ FEATURES: tuple[Feature, ...] = (
         "stock",
         "free room is counted in the smallest shard, not in tokens",
         _is_sharded,
+    ),
+    Feature(
+        "session-aware cache with a built-in order",
+        "--enable-session-radix-cache",
+        "supported",
+        "units that no open session refers to go first, then those with fewest references, as in stock",
+        lambda start: bool(start.arg("enable_session_radix_cache")),
     ),
     Feature(
         "LoRA",

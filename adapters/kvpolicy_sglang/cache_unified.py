@@ -12,7 +12,24 @@ from typing import Any
 
 from .cache_guard import EvictionGuard, LeafFeed
 
-__all__ = ["attach", "component_class", "prepare"]
+#: Where a node's session references change.
+_SESSION_CHANGES = ("register_session_leaf", "release_session", "discard_deleted_session_leaf")
+
+__all__ = ["attach", "component_class", "has_session_references", "prepare", "session_rank"]
+
+
+def has_session_references() -> bool:
+    """Whether this SGLang's FULL component counts, for each node, the open sessions that refer to it."""
+    try:
+        from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
+    except ImportError:
+        return False
+    return all(hasattr(FullComponent, name) for name in ("session_ref", *_SESSION_CHANGES))
+
+
+def session_rank(node: Any) -> int:
+    """What stock orders by before its policy's key with `--enable-session-radix-cache`: the session references."""
+    return int(node.component_data[0].session_ref)
 
 
 def prepare(params: Any, guard: EvictionGuard) -> bool:
@@ -70,6 +87,25 @@ def component_class(guard: EvictionGuard) -> type:
             guard.end()
             super()._evict_device_start(self._kvp_request_tokens)
             return super()._evict_device_next_node(tracker, *args, **kwargs)
+
+        def register_session_leaf(self, session_id: str, leaf: Any) -> None:
+            super().register_session_leaf(session_id, leaf)
+            self._kvp_offer_again(leaf)
+
+        def release_session(self, session_id: str) -> int:
+            leaves = tuple(self._session_leaves.get(session_id, ()))
+            released = super().release_session(session_id)
+            for leaf in leaves:
+                self._kvp_offer_again(leaf)
+            return int(released)
+
+        def discard_deleted_session_leaf(self, node: Any) -> None:
+            super().discard_deleted_session_leaf(node)
+            self._kvp_offer_again(node.parent)  # a leaf now, maybe, and with fewer references
+
+        def _kvp_offer_again(self, node: Any) -> None:
+            if node in self.tree_core.evictable_device_leaves:
+                guard.touched(node)
 
         def _evict_device_end(self) -> None:
             if self._kvp_indexed:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvpolicy.eviction.algorithms.priority import ClampedPriority
 from kvpolicy.eviction.algorithms.registry import ALGORITHMS, make_algorithm
 from kvpolicy.eviction.algorithms.score import Score
-from kvpolicy.eviction.algorithms.spec import Algorithm
-from kvpolicy.eviction.base import PolicyClock
+from kvpolicy.eviction.algorithms.spec import Algorithm, KeyedAlgorithm, Ranked
+from kvpolicy.eviction.base import Handle, PolicyClock
 from kvpolicy.eviction.index import EvictionIndex
 from kvpolicy.eviction.metadata_index import MetadataIndex
 from kvpolicy.eviction.rules import CompiledRule
@@ -44,9 +44,16 @@ class CompiledEviction:
         """Whether the adapter must report resident units: ``insert``, ``touch``, ``split``, ``remove``."""
         return bool(self.rules) or self.tenants is not None or self._algorithm_needs_metadata()
 
-    def make_index(self, pool_tokens: int) -> EvictionIndex:
-        """An empty index for a pool of that many tokens, with a clock of its own."""
+    def make_index(self, pool_tokens: int, rank: Callable[[Handle], Any] | None = None) -> EvictionIndex:
+        """An empty index for a pool of that many tokens, with a clock of its own.
+
+        ``rank`` puts the engine's own partition of the units before a built-in order; with metadata it is a TypeError.
+        """
         algorithm = self._make_algorithm(PolicyClock())
+        if rank is not None:
+            if self.needs_metadata or not isinstance(algorithm, KeyedAlgorithm):
+                raise TypeError("an engine's ranks go before a bare built-in order only")
+            algorithm = Ranked(algorithm, rank)
         if not self.needs_metadata:
             return EvictionIndex(algorithm, pool_tokens)
         return MetadataIndex(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
 from kvpolicy.eviction.heap import LazyHeap
 
-__all__ = ["Algorithm", "KeyedAlgorithm", "recency"]
+__all__ = ["Algorithm", "KeyedAlgorithm", "Ranked", "recency"]
 
 
 class Algorithm:
@@ -62,6 +62,21 @@ class KeyedAlgorithm(Algorithm):
         return LazyHeap(self.key, self.change)
 
     make_member_order = make_order
+
+
+class Ranked(KeyedAlgorithm):
+    """``inner``'s order within ranks that the engine gives its units (smallest rank first), as SGLang's session
+    references do. A rank may fall: whoever changes one says so through ``touched``."""
+
+    change = KeyChange.SHRINKS
+
+    def __init__(self, inner: KeyedAlgorithm, rank: Callable[[Handle], Any]) -> None:
+        super().__init__(inner.clock)
+        self._inner = inner
+        self._rank = rank
+
+    def key(self, handle: Handle) -> Any:
+        return self._rank(handle), self._inner.key(handle)
 
 
 def recency(handle: Handle) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import traceback
@@ -53,13 +54,23 @@ class Side:
     """One cache with its own allocator and victim log; `attach` puts our index into it."""
 
     def __init__(
-        self, kind: str, policy: str, page: int, capacity: int, ours: bool, core: str = "python", by_slots: bool = False
+        self,
+        kind: str,
+        policy: str,
+        page: int,
+        capacity: int,
+        ours: bool,
+        core: str = "python",
+        by_slots: bool = False,
+        sessions: bool = False,
     ) -> None:
         self.kind = kind
         self.page = page
         self.core = core
         self.by_slots = by_slots
         self.params = make_params(policy, page, capacity)
+        if sessions:
+            self.params.enable_session_radix_cache = True
         self.allocator = self.params.token_to_kv_pool_allocator
         self.victims: list[tuple[int, ...]] = []
         self.active: Any = None
@@ -67,6 +78,8 @@ class Side:
             from harness import build_ours
 
             self.cache, self.active = build_ours(self.params, policy, self.stock)
+            if os.environ.get("KVPOLICY_TEST_DEAF"):
+                self.cache.tree_core.components[0]._kvp_offer_again = lambda node: None
         else:
             self.cache = self.stock()
         self._watch()
@@ -157,6 +170,18 @@ class Side:
         else:
             self.cache.dec_lock_ref(node)
 
+    def refer(self, session_id: str, tokens: list[int]) -> None:
+        """What a finished request of an open session does: its session refers to the node its insert ended on."""
+        core = self.cache.tree_core
+        node = core.node_by_id(self.match(tokens).last_device_node)
+        for component in core.components:
+            component.register_session_leaf(session_id, node)
+
+    def release(self, session_id: str) -> None:
+        """Close a session."""
+        for component in self.cache.tree_core.components:
+            component.release_session(session_id)
+
     def evict(self, tokens: int) -> int:
         return self.cache.evict(base.EvictParams(num_tokens=tokens)).num_tokens_evicted
 
@@ -179,14 +204,16 @@ def run(
     flood: int = 0,
     core: str = "python",
     ours: str = "",
+    sessions: int = 0,
 ) -> dict[str, Any]:
     """One stream: each step is a number that all its choices follow from, so that any part of a stream is one too."""
     rng = random.Random(seed)
     rust = core == "rust"
-    stock_side = Side(kind, policy, page, capacity, False, core)
+    has_sessions = sessions > 0
+    stock_side = Side(kind, policy, page, capacity, False, core, sessions=has_sessions)
     if rust and type(stock_side.cache.tree_core).__name__ != "RustUnifiedTreeCore":
         raise SystemExit("the engine did not choose its Rust core here")
-    sides = [stock_side, Side(kind, ours or policy, page, capacity, True, by_slots=rust)]
+    sides = [stock_side, Side(kind, ours or policy, page, capacity, True, by_slots=rust, sessions=has_sessions)]
     stems = [[rng.randrange(1, 50) for _ in range(page * rng.randrange(1, 6))] for _ in range(12)]
     locks: list[list[Any]] = []
     evictions = 0
@@ -217,6 +244,9 @@ def run(
             both("match", [1000 + i] * page)
     for step, choices in enumerate(steps):
         rng = random.Random(choices)
+        if has_sessions and rng.random() < 0.3:
+            session_id = f"session-{rng.randrange(sessions)}"
+            both("refer", session_id, prompt()) if rng.random() < 0.7 else both("release", session_id)
         roll = rng.random()
         if roll < 0.30:
             agree(step, "insert", both("insert", prompt(), rng.randrange(0, 3)))
@@ -265,7 +295,7 @@ def default_kind() -> str:
     return "UnifiedRadixCache"
 
 
-def search(kind: str, policy: str, page: int, examples: int, ours: str) -> dict[str, Any]:
+def search(kind: str, policy: str, page: int, examples: int, ours: str, sessions: int) -> dict[str, Any]:
     """Streams drawn by hypothesis; a difference is shrunk to the fewest steps before it is reported."""
     steps = 0
 
@@ -285,7 +315,7 @@ def search(kind: str, policy: str, page: int, examples: int, ours: str) -> dict[
         nonlocal steps
         steps += len(stream)
         try:
-            run(kind, policy, page, stream, 1, page * 120, ours=ours)
+            run(kind, policy, page, stream, 1, page * 120, ours=ours, sessions=sessions)
         except SystemExit as difference:  # hypothesis shrinks failures, not exits
             raise AssertionError(str(difference)) from None
 
@@ -308,6 +338,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=0)
     parser.add_argument("--flood", type=int, default=0)
     parser.add_argument("--ours", default="", help="another policy on our side: the results must then differ")
+    parser.add_argument("--sessions", type=int, default=0, help="so many sessions refer to nodes, and close")
     parser.add_argument("--stock-core", choices=["python", "rust"], default="python")
     args = parser.parse_args()
     kind = args.kind or default_kind()
@@ -315,11 +346,13 @@ def main() -> None:
         for page in args.page:
             capacity = args.capacity or page * (120 + args.flood)
             if args.examples:
-                print(json.dumps(search(kind, policy, page, args.examples, args.ours)), flush=True)
+                print(json.dumps(search(kind, policy, page, args.examples, args.ours, args.sessions)), flush=True)
                 continue
             draw = random.Random(args.seed)
             steps = [draw.getrandbits(32) for _ in range(args.steps)]
-            result = run(kind, policy, page, steps, args.seed, capacity, args.flood, args.stock_core, args.ours)
+            result = run(
+                kind, policy, page, steps, args.seed, capacity, args.flood, args.stock_core, args.ours, args.sessions
+            )
             print(json.dumps(result), flush=True)
 
 

@@ -58,8 +58,31 @@ def test_same_victims_as_the_rust_core(in_engine: Run) -> None:
     check(results, len(words) // 2 * 2, at_least=500)
 
 
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.23"])
+def test_same_victims_with_session_references(in_engine: Run, version: str) -> None:
+    """`--enable-session-radix-cache`: what open sessions refer to goes last, and a closed session's units fall back.
+
+    tlru is left out: there the engine's references and the policy's metadata are a conflict.
+    """
+    words = [word for name in BUILT_INS for word in ("--policy", name)]
+    pages = ["--page", "1", "--page", "16"]
+    results = in_engine(version, "differential.py", *words, *pages, "--sessions", "6", "--steps", "3000")
+    check(results, len(BUILT_INS) * 2, at_least=500)
+    results = in_engine(version, "differential.py", *words, "--page", "1", "--sessions", "6", "--examples", "4")
+    assert len(results) == len(BUILT_INS)
+
+
 def test_the_driver_sees_a_difference(in_engine: Run) -> None:
     """Stock lru beside our lfu must be told apart, or equal results above would mean nothing."""
     for how in (["--steps", "3000"], ["--examples", "12"]):
         with pytest.raises(AssertionError, match=r"step .*: stock .* ours"):
             in_engine("0.5.20", "differential.py", "--policy", "lru", "--ours", "lfu", "--page", "1", *how)
+
+
+def test_the_driver_sees_references_that_are_not_followed(in_engine: Run) -> None:
+    """An index that is not told of closed sessions must be found wrong, or the streams above close none that count."""
+    with pytest.raises(AssertionError, match=r"step .*: stock .* ours"):
+        in_engine(
+            "0.5.23", "differential.py", "--policy", "lru", "--page", "1", "--sessions", "6", "--steps", "3000",
+            KVPOLICY_TEST_DEAF="1",
+        )  # fmt: skip

@@ -64,7 +64,7 @@ CASES = [
     ("hierarchical cache", {"enable_hierarchical_cache": True}, {}, "stock"),
     ("sliding-window attention", {}, {"is_hybrid_swa": True}, "stock"),
     ("Mamba and linear attention", {}, {"is_hybrid_ssm": True}, "stock"),
-    ("session-aware cache", {"enable_session_radix_cache": True}, {}, "stock"),
+    ("session-aware cache with rules, a score or tenants", {"enable_session_radix_cache": True}, {}, "stock"),
     ("streaming sessions", {"enable_streaming_session": True}, {}, "stock"),
     ("prefill/decode disaggregation", {"disaggregation_mode": "prefill"}, {}, "stock"),
     ("prefill/decode disaggregation", {"disaggregation_mode": "decode"}, {}, "stock"),
@@ -83,6 +83,7 @@ CASES = [
         {"params": SimpleNamespace(component_registry_override={_Full.FULL: object})},
         "stock",
     ),
+    ("session-aware cache with a built-in order", {}, {}, "supported"),
     ("LoRA", {"enable_lora": True}, {}, "supported"),
     ("speculative decoding", {"speculative_algorithm": "EAGLE"}, {}, "supported"),
     ("data parallelism, DP attention", {"dp_size": 2}, {}, "supported"),
@@ -96,7 +97,7 @@ ONLY_BY_ENVIRONMENT = {"the C++ tree", "the embedded Rust server"}
 
 @pytest.mark.parametrize(("name", "flags", "facts", "kind"), CASES)
 def test_each_feature_gets_its_verdict(name: str, flags: dict[str, Any], facts: dict[str, Any], kind: str) -> None:
-    verdict = supported(SimpleNamespace(**{**PLAIN, **flags}), context(**facts), Needs(time=True))
+    verdict = supported(SimpleNamespace(**{**PLAIN, **flags}), context(**facts), Needs(time=True, metadata=True))
     assert verdict.kind == kind
     feature = next(feature for feature in FEATURES if feature.name == name)
     assert feature.kind == kind
@@ -112,6 +113,14 @@ def test_every_row_has_a_case() -> None:
 def test_the_launcher_asks_before_anything_is_built() -> None:
     assert supported(SimpleNamespace(**PLAIN)).kind == "supported"
     assert supported(SimpleNamespace(**{**PLAIN, "enable_hierarchical_cache": True})).kind == "stock"
+
+
+def test_a_built_in_order_goes_with_session_references_where_the_engine_counts_them() -> None:
+    """Told in a scheduler by the engine's own class; there is none in this process, hence the conflict."""
+    sessions = SimpleNamespace(**{**PLAIN, "enable_session_radix_cache": True})
+    assert supported(sessions, None, Needs()).kind == "supported"
+    assert supported(sessions, context(), Needs()).kind == "stock"
+    assert supported(sessions, None, Needs(metadata=True)).kind == "stock"
 
 
 def test_a_policy_without_time_may_have_many_tokenizers() -> None:
