@@ -170,8 +170,9 @@ tests:
         "adaptive",
         "orders that resist scans, and an order of your own",
         "`slru`, `s3fifo`, `sieve`, `gdsf` and `hit_density` are built in; `kvpolicy replay` compares them on your "
-        "traffic, and `kvpolicy explain gate` says how to be sure. ARC is not among them: it steers between "
-        "recency and frequency by lists of what it evicted, which a prefix tree evicts from the leaves up anyway.\n\n"
+        "traffic, and `kvpolicy explain gate` says how to be sure. ARC is not among them; `s3fifo` has what it is "
+        "wanted for, a short queue for what was seen once and a list of ghosts that lets a returning unit in at "
+        "once.\n\n"
         "An order of your own is a `score`, without code. A new algorithm is one file (CONTRIBUTING.md), and runs "
         "on every engine unmodified; no fork of an engine, and no patch to it, is needed.",
         example="eviction: {score: 50 * log1p(hits) - idle_requests}\n",
