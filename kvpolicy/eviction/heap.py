@@ -23,6 +23,9 @@ __all__ = ["LazyHeap"]
 
 #: Below this many entries a pass over a heap, or a generation of its own, is not worth it.
 _SMALL = 64
+#: Up to this many entries a heap's top is kept live at each discard, so that many small heaps need not all be tidied up
+#: in one eviction. In a large heap that would cost each touch more than a victim gains: generations mostly die whole.
+_SETTLED = 256
 #: More generations than this are merged.
 _MAX_GENERATIONS = 8
 
@@ -80,8 +83,14 @@ class LazyHeap(Generic[H]):
     def discard(self, handle: H) -> None:
         number = self._numbers.pop(handle, None)
         if number is not None:
-            del self._handles[number]
-            self._leave(self._generations[bisect_right(self._firsts, number) - 1])
+            handles = self._handles
+            del handles[number]
+            generation = self._generations[bisect_right(self._firsts, number) - 1]
+            heap = generation.heap
+            if heap[0][-1] == number and len(heap) <= _SETTLED:
+                while heap and heap[0][-1] not in handles:
+                    heappop(heap)
+            self._leave(generation)
 
     def touch(self, handle: H) -> Any:
         """Offer the handle anew. Growing keys are left to :meth:`peek`."""

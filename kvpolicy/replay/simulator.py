@@ -147,29 +147,31 @@ class Simulator:
 
     def _evict(self, pages: int) -> int:
         index, tree, stats, page_tokens = self.index, self.tree, self.stats, self.page_tokens
-        pop, add = cast("Callable[[], Node | None]", index.pop), index.add
+        pop, follow = cast("Callable[[], Node | None]", index.pop), index.follow
+        evicted, remove, cut = index.evicted, index.remove, tree.remove
         now_ms = index.clock.now_ms
         idle = stats.idle_at_eviction.add
         started = perf_counter()
         freed, victims, last_ms, last_tokens = 0, 0, -1, 0
         index.begin()
-        while freed < pages:
-            victim = pop()
-            if victim is None:
-                break
+        victim = pop()
+        while victim is not None:
+            size = victim.pages * page_tokens
             freed += victim.pages
             victims += 1
-            size = victim.pages * page_tokens
             if victim.touch_ms != last_ms:
                 if last_tokens:
                     idle(now_ms - last_ms, last_tokens)
                 last_ms, last_tokens = victim.touch_ms, 0
             last_tokens += size
-            parent = tree.remove(victim)
-            index.evicted(victim, size, victim.kvp.depth_tokens if victim.kvp is not None else 0)
-            index.remove(victim)
-            if not parent.children and not parent.lock and parent.parent is not None:
-                add(parent)
+            parent = cut(victim)
+            evicted(victim, size, victim.kvp.depth_tokens if victim.kvp is not None else 0)
+            remove(victim)
+            is_leaf = not parent.children and not parent.lock and parent.parent is not None
+            is_next = is_leaf and follow(victim, parent)
+            if freed >= pages:
+                break
+            victim = parent if is_next else pop()
         index.end()
         if last_tokens:
             idle(now_ms - last_ms, last_tokens)

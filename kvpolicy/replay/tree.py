@@ -8,6 +8,7 @@ have it. Of a locked path only the end carries the lock: its ancestors have a ch
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
 
 from kvpolicy.eviction.base import UnitMeta
 
@@ -79,6 +80,14 @@ class PrefixTree:
         """
         path: list[Node] = []
         append = path.append
+        if self.max_node_pages == 1:
+            for page in islice(pages, at, limit):
+                child = node.children.get(page)
+                if child is None:
+                    break
+                append(child)
+                node = child
+            return path, at + len(path)
         while at < limit:
             child = node.children.get(pages[at])
             if child is None:

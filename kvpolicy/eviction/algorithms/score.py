@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
-from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
+from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, UnitMeta
 from kvpolicy.eviction.heap import LazyHeap
 from kvpolicy.eviction.sample import SampledOrder
 from kvpolicy.language.expressions import CompiledScore
@@ -21,7 +22,7 @@ class Score(Algorithm):
     def __init__(self, clock: PolicyClock, score: CompiledScore) -> None:
         super().__init__(clock)
         self._is_dynamic = score.score_class == "dynamic"
-        self._evaluate = score.evaluate if self._is_dynamic else score.key
+        self.rank = _rank(score.evaluate if self._is_dynamic else score.key, clock)
         # The tie-break by last touch only grows, so it never makes a key less movable than the score itself.
         change = KeyChange(score.change)
         self.change = KeyChange.GROWS if change is KeyChange.STATIC else change
@@ -31,6 +32,12 @@ class Score(Algorithm):
 
     make_member_order = make_order
 
-    def rank(self, handle: Handle) -> Any:
+
+def _rank(evaluate: Callable[[UnitMeta, PolicyClock], float], clock: PolicyClock) -> Callable[[Handle], Any]:
+    """The sort key of a handle. A closure: it runs for every candidate of every victim."""
+
+    def rank(handle: Handle) -> Any:
         meta = handle.kvp
-        return (self._evaluate(meta, self.clock), meta.touch_seq, meta.order)
+        return (evaluate(meta, clock), meta.touch_seq, meta.order)
+
+    return rank
