@@ -127,7 +127,12 @@ EVICTION_POLICIES: dict[str, EvictionPolicy] = {
             ),
         },
     ),
-    "gdsf": EvictionPolicy("greedy dual size frequency: few hits for the space first, aged by evictions"),
+    "gdsf": EvictionPolicy(
+        "greedy dual size frequency: few hits for the space first, aged by evictions",
+        params={
+            "size_exponent": Param("float", 1, 0, 1, "power of the size that hits are divided by; 0: count tokens")
+        },
+    ),
     "s3fifo": EvictionPolicy(
         "S3-FIFO: a small queue filters what is used once",
         params={

@@ -75,6 +75,21 @@ def test_dead_entries_are_bounded_and_keep_nothing_alive() -> None:
     assert not any(reference() for reference in references)
 
 
+def test_a_small_heap_needs_no_tidying_up_at_eviction() -> None:
+    """A policy with tenants has hundreds of them, and one eviction may look at each."""
+    heap: LazyHeap[Unit] = LazyHeap(key_of, KeyChange.GROWS)
+    rng = random.Random(3)
+    units = [Unit(rng.random()) for _ in range(100)]
+    for unit in units:
+        heap.add(unit)
+    for unit in rng.choices(units, k=1000):
+        heap.discard(unit)
+        unit.key += 1
+        heap.add(unit)
+        assert all(g.heap[0][-1] in heap._handles for g in heap._generations if g.heap)
+    heap.check()
+
+
 def test_equal_keys_go_in_the_order_of_arrival() -> None:
     heap: LazyHeap[Unit] = LazyHeap(key_of, KeyChange.STATIC)
     units = [Unit(1) for _ in range(50)]
@@ -113,6 +128,28 @@ def test_a_small_sample_is_exact_and_a_large_one_is_good() -> None:
     assert order.pop() is None
 
 
+def test_a_key_is_evaluated_once_a_request() -> None:
+    evaluated: dict[Unit, int] = {}
+
+    def counting(unit: Unit) -> float:
+        evaluated[unit] = evaluated.get(unit, 0) + 1
+        return unit.key
+
+    clock = PolicyClock()
+    rng = random.Random(2)
+    units = [Unit(rng.random()) for _ in range(300)]
+    order: SampledOrder[Unit] = SampledOrder(counting, clock)
+    for unit in units:
+        order.add(unit)
+    victims = [order.pop() for _ in range(200)]
+    order.check()
+    assert max(evaluated.values()) == 1
+    assert victims[50:] == sorted(victims[50:], key=key_of), "by then every unit is a candidate"
+    clock.arrive()
+    order.peek()
+    assert max(evaluated.values()) == 2
+
+
 def test_a_sample_is_drawn_anew_when_the_clock_moves() -> None:
     clock = PolicyClock()
     a, b = Unit(1), Unit(2)
@@ -149,6 +186,14 @@ def test_gdsf_ages_what_was_popular_once() -> None:
     tree.touch(newcomer)
     tree.touch(newcomer)
     assert tree.evict(1) == [star], "six uses long ago are worth less than three now"
+
+
+@pytest.mark.parametrize(("size_exponent", "first"), [(1, "long"), (0, "short")])
+def test_gdsf_counts_units_or_tokens(size_exponent: float, first: str) -> None:
+    tree = Tree(compiled("gdsf", params={"size_exponent": size_exponent}).make_index(100))
+    tree.insert(size=1, name="short")
+    tree.touch(tree.insert(size=8, name="long"))  # two requests for 8 tokens: 1/4 a token, or 2
+    assert tree.evict(1)[0].name == first
 
 
 def test_s3fifo_remembers_what_it_threw_out() -> None:
@@ -224,7 +269,7 @@ def test_sieve_keeps_visits_while_a_unit_is_locked_or_inner() -> None:
     assert tree.evict(1) == [visited]
 
 
-@pytest.mark.parametrize("policy", ["gdsf", "s3fifo", "sieve", "hit_density", "tlru"])
+@pytest.mark.parametrize("policy", ["gdsf", "s3fifo", "sieve", "hit_density", "reuse_rate", "tlru"])
 def test_random_operations_leave_no_unit_behind(policy: str) -> None:
     """Any need is met, members are exactly the evictable leaves, and every invariant holds."""
     rng = random.Random(3)

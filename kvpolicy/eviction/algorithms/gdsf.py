@@ -1,9 +1,12 @@
 """Greedy dual size frequency: few hits for the space first, aged by evictions.
 
 Source: L. Cherkasova, "Improving WWW proxies performance with greedy-dual-size-frequency caching policy", HP Labs
-HPL-98-69R1, 1998. The key is ``L + requests * cost / size`` with cost 1 (the paper's GDSF-Hits); L is the key of the
-unit evicted last, so that what was popular once ages as others go. In a prefix tree the size is the unit's own, not
-its path's.
+HPL-98-69R1, 1998. The key is ``L + requests * cost / size``; L is the key of the unit evicted last, so that what was
+popular once ages as others go. In a prefix tree the size is the unit's own, not its path's.
+
+``size_exponent`` says what a hit is worth: the key is ``L + requests / size ** size_exponent``. At 1 a hit is a hit
+whatever its tokens (cost 1, the paper's GDSF-Hits): most units hit. At 0 a hit is worth its tokens (cost = size): most
+tokens hit, which is LFU with dynamic aging. Where all units have one size it makes no difference.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ class GDSF(KeyedAlgorithm):
     change = KeyChange.GROWS
     needs_metadata = True
 
-    def __init__(self, clock: PolicyClock) -> None:
+    def __init__(self, clock: PolicyClock, size_exponent: float = 1) -> None:
         super().__init__(clock)
+        self._size_exponent = size_exponent
         self.inflation = 0.0
 
     def key(self, handle: Handle) -> Any:
@@ -38,7 +42,8 @@ class GDSF(KeyedAlgorithm):
 
     def touched(self, handle: Handle) -> None:
         meta = handle.kvp
-        value = self.inflation + (meta.hits + 1) * _TOKENS_UNIT / max(meta.size_tokens, 1)
+        size = max(meta.size_tokens, 1) / _TOKENS_UNIT
+        value = self.inflation + (meta.hits + 1) / size**self._size_exponent
         if meta.state is None or value > meta.state:  # a half of a split may be smaller: its key never falls
             meta.state = value
 
