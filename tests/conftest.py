@@ -19,6 +19,7 @@ from tools.models import REAL, TINY, ensure_model
 from tools.server import Server, run_server
 
 SGLANG_VERSIONS: tuple[str, ...] = tuple(load_pins()["sglang"]["versions"])
+VLLM_VERSIONS: tuple[str, ...] = tuple(load_pins()["vllm"]["versions"])
 DEMO_VERSION: str = load_pins()["sglang"]["demo"]
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
 
@@ -48,6 +49,16 @@ def engine_environment() -> Environment:
 def sglang_env(engine_environment: Environment) -> Callable[..., EngineEnv]:
     """`sglang_env("0.5.20", {"EXTRA": "1"})` -> interpreter and environment that import that SGLang."""
     return engine_environment.sglang
+
+
+@pytest.fixture(scope="session")
+def vllm_env(engine_environment: Environment) -> Callable[..., EngineEnv]:
+    """`vllm_env()` or `vllm_env("0.32.0", {"EXTRA": "1"})` -> interpreter and environment of that vLLM."""
+
+    def make(version: str = VLLM_VERSIONS[0], extra: dict[str, str] | None = None) -> EngineEnv:
+        return engine_environment.vllm(version, extra)
+
+    return make
 
 
 @pytest.fixture(scope="session")

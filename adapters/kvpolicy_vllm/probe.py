@@ -72,9 +72,4 @@ def adopt_logging() -> None:
     """Let our log lines go where vLLM's go: it configures its own logger only, so they would be lost below WARNING."""
     import logging
 
-    import vllm.logger  # noqa: F401  (configures vLLM's logger)
-
-    theirs, ours = logging.getLogger("vllm"), logging.getLogger("kvpolicy")
-    if theirs.handlers and not ours.handlers:
-        ours.handlers, ours.propagate = list(theirs.handlers), False
-        ours.setLevel(theirs.level)
+    logging.getLogger("kvpolicy").parent = logging.getLogger("vllm")
