@@ -39,6 +39,11 @@ class CacheGuard:
         self._warned = False
 
     @property
+    def is_stale(self) -> bool:
+        """Whether the units are behind the pool, until the next eviction."""
+        return self._is_stale
+
+    @property
     def is_retired(self) -> bool:
         """Whether the policy gave up and vLLM's own order serves."""
         return self._faults > MAX_FAULTS
@@ -123,12 +128,13 @@ class CacheGuard:
             except Exception:
                 self._fault("take", "the policy failed on a block that is free no more")
 
-    def gone(self, block: Any, block_hash: bytes) -> None:
+    def dropped(self, blocks: Sequence[tuple[Any, bytes]]) -> None:
+        """The engine threw these blocks' contents out of the cache: `(block, hash it had)`."""
         if not self._is_stale:
             try:
-                self.units.gone(block, block_hash)
+                self.units.dropped(blocks)
             except Exception:
-                self._fault("remove", "the policy failed on a block that left the cache")
+                self._fault("remove", "the policy failed on blocks that left the cache")
 
     def victims(self, count: int) -> list[Any]:
         """Up to `count` free blocks, the first to go first. Fewer where the policy failed."""
@@ -146,7 +152,9 @@ class CacheGuard:
             self.active.observe_evict(time.perf_counter() - start_s)
 
     def lost(self) -> None:
-        """The units ran out while vLLM still has free cached blocks."""
+        """The units ran out while vLLM still has free cached blocks, which it now takes in its own order."""
+        if self._is_stale:  # the fault that made it so is counted
+            return
         try:
             raise RuntimeError("the eviction index holds fewer blocks than the free queue")
         except RuntimeError:

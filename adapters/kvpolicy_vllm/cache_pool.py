@@ -93,14 +93,14 @@ class PolicyBlockPool(BlockPool):  # type: ignore[misc]
         if guard is None:
             super().evict_blocks(block_ids)
             return
-        cached = [(block, block.block_hash) for block in map(self.blocks.__getitem__, sorted(block_ids))]
+        before = [(block, block.block_hash) for block in map(self.blocks.__getitem__, sorted(block_ids))]
         super().evict_blocks(block_ids)
-        for block, block_hash in cached:
-            if block_hash is not None and block.block_hash is None:
-                guard.gone(block, block_hash)
-                if block.ref_cnt == 0:  # free and empty: it goes first
-                    FreeKVCacheBlockQueue.remove(self.free_block_queue, block)
-                    self.free_block_queue.prepend_n([block])
+        dropped = [(block, old) for block, old in before if old is not None and block.block_hash is None]
+        guard.dropped(dropped)
+        for block, _ in dropped:
+            if block.ref_cnt == 0:  # free and empty: it goes first
+                FreeKVCacheBlockQueue.remove(self.free_block_queue, block)
+                self.free_block_queue.prepend_n([block])
 
     def reset_prefix_cache(self) -> bool:
         is_reset: bool = super().reset_prefix_cache()

@@ -92,25 +92,29 @@ class CachedUnits:
         for block in blocks:
             unit = units.get(block.block_hash)
             if unit is not None:
-                if unit.parent is not parent and parent is not None:  # was adopted, or lost its parent
+                if unit.parent is None and parent is not None:  # was adopted, or lost its parent
                     unit.parent = parent
                     self._add_child(parent)
                 path.append(unit)
             parent = unit
+        if index.needs_metadata:
+            for unit in reversed(path):
+                index.touch(unit, info)
         priority = info.priority or 0
-        needs_metadata = index.needs_metadata
-        for unit in reversed(path):
+        for unit in path:
+            self._tick += 1
+            unit.last_access_time = self._tick
             unit.hit_count += 1
             if priority > unit.priority:
                 unit.priority = priority
-            if needs_metadata:
-                index.touch(unit, info)
 
-    def freed(self, blocks: Iterable[Any]) -> None:
+    def freed(self, blocks: Sequence[Any]) -> None:
         """The blocks lost their last user, in this order (vLLM frees a request's last block first)."""
         units, add, surplus = self.units, self.index.add, self.surplus
-        self._tick = tick = self._tick + 1  # one for all: that children go first is the tree's business
+        self._tick += len(blocks)
+        tick = self._tick + 1
         for block in blocks:
+            tick -= 1  # the end of a request's path is its most recent part, as in a prefix tree
             unit = units.get(block.block_hash)
             if unit is None:
                 if block.block_hash is None:  # content of the engine's own; it goes when no unit is left
@@ -151,6 +155,20 @@ class CachedUnits:
                 unit.is_free = True
                 if not unit.children:
                     self.index.add(unit)
+
+    def dropped(self, blocks: Iterable[tuple[Any, bytes]]) -> None:
+        """The engine threw these blocks' contents out, whatever continues them: `(block, hash it had)`."""
+        orphans = False
+        for block, block_hash in blocks:
+            unit = self.units.get(block_hash)
+            orphans |= unit is not None and unit.children > 0
+            self.gone(block, block_hash)
+        if orphans:
+            for unit in self.units.values():
+                if unit.parent is not None and self.units.get(unit.parent.hash) is not unit.parent:
+                    unit.parent = None
+                    if unit.kvp is not None:
+                        unit.kvp.parent = None
 
     def victims(self, count: int) -> list[Any]:
         """Up to `count` free blocks whose contents go next; they are no longer units of this cache.

@@ -6,7 +6,7 @@
 - `order`: vLLM's order (lru), from our index.
 - `rules`: the same order, with rules that hold nobody back. Every block is stamped, every hit counted and every
   admission decided, and the victims must still be the same.
-- `wrong`: most recently used first, a fault that the tests must see.
+- `wrong`: the policy's victims go before blocks that hold nothing, a fault that the tests must see.
 
 A server leaves pools of several KV cache groups to the engine; here those are swapped too. The report is one JSON
 object: the outcome of each test, and what was swapped.
@@ -41,7 +41,7 @@ class Swap:
 
     def install(self) -> None:
         from kvpolicy_vllm.cache_hooks import patch, swap
-        from kvpolicy_vllm.cache_pool import PolicyBlockPool
+        from kvpolicy_vllm.cache_pool import PolicyBlockPool, PolicyQueue
         from vllm.v1.core import block_pool, kv_cache_coordinator, single_type_kv_cache_manager
 
         def attach(pool: Any) -> None:
@@ -56,6 +56,8 @@ class Swap:
                 super().__init__(*args, **kwargs)
                 attach(self)
 
+        if self.what == "wrong":
+            PolicyQueue._count_empty = lambda queue, most: 0
         patch()
         for module in (block_pool, kv_cache_coordinator, single_type_kv_cache_manager):
             module.BlockPool = SwappedBlockPool

@@ -1,0 +1,117 @@
+"""A request stream through replay's page mode and through vLLM's KVCacheManager: the same hits and the same victims.
+
+Prompts are whole blocks and one token more, which vLLM keeps in a block of its own that is never cached; so vLLM gets
+one block beyond replay's capacity. Pages are vLLM's block hashes.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from driver import BLOCK_TOKENS, Driver
+from harness import activate
+
+from kvpolicy.eviction import EvictionIndex, RequestInfo
+from kvpolicy.replay import requests as replay
+from kvpolicy.replay.simulator import Eviction, Simulator
+
+BLOCKS = 48
+RULES = [
+    {"name": "never", "match": "request.priority < 0", "admit": "never"},
+    {
+        "name": "deep",
+        "match": "depth_tokens <= 64 and hits >= 2",
+        "retain": {"weight": 8, "ttl": "40s", "budget": "30%"},
+    },
+    {"name": "gold", "match": "request.priority >= 3", "retain": {"weight": 3, "budget": "20%"}},
+]
+TENANTS = {"by": "cache_salt", "floor": "10%", "cap": "40%", "max_floors": 2}
+POLICIES: dict[str, dict[str, Any]] = {
+    **{name: {"policy": name} for name in ("lfu", "fifo", "filo", "mru", "slru", "priority", "gdsf", "s3fifo")},
+    **{name: {"policy": name} for name in ("sieve", "hit_density")},
+    "lru": {"policy": "lru", "core": "kvpolicy"},
+    "tlru": {"policy": "tlru", "params": {"threshold_tokens": 64, "next_prompt_tokens": 16}},
+    "stable score": {"score": "hits / depth_tokens"},
+    "dynamic score": {"score": "log1p(hits) / (1 + idle_requests)"},
+    "rules": {"policy": "lru", "rules": RULES},
+    "lfu with rules": {"policy": "lfu", "rules": RULES},
+    "tenants": {"policy": "lru", "tenants": TENANTS},
+    "rules and tenants": {"policy": "lru", "rules": RULES, "tenants": {**TENANTS, "floor": "5%"}},
+}
+
+
+def stream(seed: int, count: int = 220) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    stems = [[rng.randrange(1000) for _ in range(BLOCK_TOKENS * rng.randrange(1, 7))] for _ in range(9)]
+    requests, arrival_ms = [], 0
+    for _ in range(count):
+        arrival_ms += rng.choice([0, 500, 1000, 9000])
+        tokens = rng.choice(stems) + [rng.randrange(1000) for _ in range(BLOCK_TOKENS * rng.randrange(0, 5))]
+        requests.append(
+            {
+                "tokens": [*tokens, 7],
+                "salt": rng.choice([None, "a", "b", "c"]),
+                "priority": rng.choice([0, 0, 0, -1, 1, 3, 9]),
+                "arrival_ms": arrival_ms,
+            }
+        )
+    return requests
+
+
+def watch(index: EvictionIndex, name: Any) -> list[Any]:
+    victims: list[Any] = []
+    evicted = index.evicted
+
+    def watched(handle: Any, *args: Any, **kwargs: Any) -> None:
+        victims.append(name(handle))
+        evicted(handle, *args, **kwargs)
+
+    index.evicted = watched  # type: ignore[method-assign]
+    return victims
+
+
+def run(eviction: dict[str, Any], seed: int) -> tuple[Driver, list[Any], list[Any], list[Any], list[Any]]:
+    """(driver, hits and victims of vLLM, hits and victims of replay)."""
+    driver = Driver(BLOCKS + 1, eviction, hints={"max_priority": 5})
+    # One pool size for shares: replay's capacity.
+    index = driver.pool.guard.units.index
+    index.reset(BLOCKS * BLOCK_TOKENS)
+    victims = watch(index, lambda unit: unit.hash[:-4])
+    compiled = activate(eviction, hints={"max_priority": 5}).compiled.eviction
+    simulator = Simulator(
+        Eviction("replay", compiled.make_index, compiled.needs_metadata), BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS, "page"
+    )
+    expected_victims = watch(simulator.index, lambda node: node.key[0])
+    hits, expected = [], []
+    for wanted in stream(seed):
+        request = driver.request(**wanted)
+        pages = list(request.block_hashes)
+        info = RequestInfo(cache_salt=wanted["salt"], priority=wanted["priority"] or None)
+        row = replay.Request(1_000_000 + wanted["arrival_ms"], len(wanted["tokens"]), 0, pages, pages, info)
+        expected.append(simulator.request(row, pages, len(pages), pages))
+        hits.append(driver.start(request))
+        driver.finish(request)
+        driver.check()
+    return driver, hits, victims, expected, expected_victims
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(3))
+def check_replay_and_vllm_agree(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Replay gives S3-FIFO no names of contents, hence no ghosts.
+    monkeypatch.setattr(EvictionIndex, "needs_content_key", property(lambda self: False))
+    driver, hits, victims, expected, expected_victims = run(POLICIES[policy], seed)
+    assert hits == expected
+    assert victims == expected_victims
+    assert len(victims) > 100
+    assert driver.active is not None
+    assert not driver.active.fallbacks
+
+
+def check_another_policy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = activate
+    monkeypatch.setitem(globals(), "activate", lambda *_, **sections: wrong({"policy": "fifo"}, **sections))
+    _, hits, victims, expected, expected_victims = run(POLICIES["lfu"], 1)
+    assert (hits, victims) != (expected, expected_victims)
