@@ -29,9 +29,10 @@ logger = logging.getLogger("kvpolicy")
 class EvictionGuard:
     """One cache's eviction index behind a fault barrier. Methods mirror the index and never raise."""
 
-    def __init__(self, active: ActivePolicy, index: Any, *, needs_metadata: bool) -> None:
+    def __init__(self, active: ActivePolicy, index: Any, *, needs_metadata: bool, page_tokens: int = 1) -> None:
         self.active = active
         self.index = index
+        self.page_tokens = page_tokens
         #: With metadata, a leaf is offered to the index only once it carries `kvp`.
         self.needs_metadata = needs_metadata
         #: Evictable leaves the index refused, oldest first; they are offered again at the next walk.
@@ -151,7 +152,7 @@ class EvictionGuard:
         self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool
     ) -> bool:
         try:
-            content_key = _content_key(node) if self.index.needs_content_key else None
+            content_key = _content_key(node, self.page_tokens) if self.index.needs_content_key else None
             self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output, content_key)
         except Exception:
             self.fault("insert", "the policy failed on a new unit")
@@ -213,10 +214,12 @@ class EvictionGuard:
         return timed_evict
 
 
-def _content_key(node: Any) -> int:
-    """64 bits of the tokens and the namespace from the root to the node's end, however the path is cut into nodes."""
+def _content_key(node: Any, page_tokens: int) -> int:
+    """64 bits of the namespace and the tokens from the root through the node's first page, however the path is cut into
+    nodes: a longer prompt that comes back has the same."""
     namespace = f"{node.key.extra_key}\0{getattr(node.key, 'cache_salt', None)}"
-    path = []
+    path = [node.key.token_ids[: min(page_tokens, len(node.key))]]
+    node = node.parent
     while node.parent is not None:
         path.append(node.key.token_ids[: len(node.key)])
         node = node.parent

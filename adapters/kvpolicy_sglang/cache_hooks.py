@@ -78,7 +78,8 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
     has_sessions = bool(getattr(ctx.params, "enable_session_radix_cache", False))
     rank = cache_unified.session_rank if has_sessions else None
     index = eviction.make_index(active.pool_tokens, rank)
-    guard = EvictionGuard(active, index, needs_metadata=eviction.needs_metadata)
+    page_tokens = int(ctx.params.page_size)
+    guard = EvictionGuard(active, index, needs_metadata=eviction.needs_metadata, page_tokens=page_tokens)
     is_unified = cache_unified.prepare(ctx.params, guard)
     cache = stock(ctx)
 

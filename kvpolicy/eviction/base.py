@@ -81,9 +81,9 @@ class UnitMeta:
     session_id: str | None = None
     lora: str | None = None
     parent: Any = None  # the parent's handle, None under the root
-    content_key: int | None = (
-        None  # names the tokens from the root to the unit's end, if the adapter knows such a number
-    )
+    #: Names the tokens from the root through the unit's first page, if the adapter knows such a number: equal when the
+    #: same prompt, or a longer one that begins with it, comes back after an eviction.
+    content_key: int | None = None
     # -- protection, kept by the rules --
     rule: int = -1  # index of the retain rule that protects the unit now, -1: unprotected
     expiry_ms: int | None = None  # policy time at which the protection ends; None: never

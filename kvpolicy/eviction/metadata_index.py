@@ -106,8 +106,9 @@ class MetadataIndex(EvictionIndex):
         if meta is None:
             return
         self._units += 1
-        upper.kvp = above = replace(meta, order=self._units, size_tokens=upper_tokens, content_key=None)
+        upper.kvp = above = replace(meta, order=self._units, size_tokens=upper_tokens)
         meta.size_tokens -= upper_tokens
+        meta.content_key = None  # it names the tokens up to where a unit begins, which only the upper half still does
         above.depth_tokens = meta.depth_tokens - meta.size_tokens
         meta.parent = upper
         if self._tenants is not None:

@@ -141,4 +141,5 @@ EVICTION_POLICIES: dict[str, EvictionPolicy] = {
     ),
     "sieve": EvictionPolicy("SIEVE: one queue and a moving hand; visited units survive one pass"),
     "hit_density": EvictionPolicy("fewest expected hits for the space and time held first"),
+    "reuse_rate": EvictionPolicy("least likely to be reused soon first, learned from what came back when"),
 }

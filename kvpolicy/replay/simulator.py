@@ -214,10 +214,15 @@ class Simulator:
             end += node.pages
             if self._metadata:
                 above = None if parent is root else parent
-                index.insert(node, above, info, node.pages * page_tokens, end * page_tokens, is_output)
+                key = self._content_key(full, end - node.pages) if index.needs_content_key else None
+                index.insert(node, above, info, node.pages * page_tokens, end * page_tokens, is_output, key)
             path.append(node)
             parent = node
         return fits
+
+    def _content_key(self, full: Sequence[Hashable], at: int) -> int:
+        """What a unit that begins with page ``at`` is known by. A hash names its prefix; of real tokens all count."""
+        return hash(tuple(full[: at + 1]) if self._exact_tokens else full[at])
 
     def _was_split(self, upper: Node, lower: Node) -> None:
         if self._metadata:

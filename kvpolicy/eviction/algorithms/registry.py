@@ -14,6 +14,7 @@ from kvpolicy.eviction.algorithms.lfu import LFU
 from kvpolicy.eviction.algorithms.lru import LRU
 from kvpolicy.eviction.algorithms.mru import MRU
 from kvpolicy.eviction.algorithms.priority import Priority
+from kvpolicy.eviction.algorithms.reuse_rate import ReuseRate
 from kvpolicy.eviction.algorithms.s3fifo import S3FIFO
 from kvpolicy.eviction.algorithms.sieve import Sieve
 from kvpolicy.eviction.algorithms.slru import SLRU
@@ -36,6 +37,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "s3fifo": S3FIFO,
     "sieve": Sieve,
     "hit_density": HitDensity,
+    "reuse_rate": ReuseRate,
 }
 
 

@@ -1,6 +1,7 @@
 """Content that S3-FIFO threw out is known again when it returns, in the SGLang found on PYTHONPATH.
 
-Run by `test_ghost.py`; prints the queue of a prompt at its first insertion, and of the same one after it was evicted.
+Run by `test_ghost.py`; prints the queue of a prompt at its first insertion, and of a longer one that begins with it
+after it was evicted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main() -> None:
     before = leaf_of(side, first).kvp
     side.insert(other, 0)
     side.cache.evict(EvictParams(num_tokens=32))
-    side.insert(first, 0)
+    side.insert([*first, *range(33, 49)], 0)
     after = leaf_of(side, first).kvp
     print(
         json.dumps(
