@@ -1,0 +1,74 @@
+"""One scrape: vLLM's own metrics untouched, ours behind them, every engine with its rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+prometheus = pytest.importorskip("prometheus_client")
+
+from kvpolicy_vllm.metrics import JoinedRegistry, families  # noqa: E402
+
+from kvpolicy.runtime.metrics import SECONDS_BUCKETS  # noqa: E402
+
+
+def engine(dp_rank: int, evicted: int) -> dict[str, Any]:
+    counts = [0] * (len(SECONDS_BUCKETS) + 1)
+    counts[3], counts[-1] = 4, 1
+    block = {
+        "name": "p",
+        "digest": "ab" * 32,
+        "core": "kvpolicy",
+        "evictions": {"none": evicted},
+        "evicted_tokens": {"none": evicted * 16},
+        "fallbacks": {"policy": 1},
+        "evict_seconds": 2.5,
+        "victim_digest": f"{(7 << 48) + 5:016x}",
+    }
+    return {"dp_rank": dp_rank, "evict_seconds_counts": counts, "block": block}
+
+
+@pytest.fixture
+def registry() -> JoinedRegistry:
+    stock = prometheus.CollectorRegistry()
+    prometheus.Gauge("theirs", "One of the engine's own.", registry=stock).set(3)
+    joined = JoinedRegistry(stock)
+    joined.ours = list(families([engine(0, 3), engine(1, 5)]))
+    return joined
+
+
+def scrape(registry: Any) -> dict[str, float]:
+    lines = prometheus.generate_latest(registry).decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_a_scrape(registry: JoinedRegistry) -> None:
+    found = scrape(registry)
+    assert found["theirs"] == 3
+    place = ['dp_rank="1"', 'pp_rank="0"', 'tp_rank="0"']
+    assert found["kvpolicy_evictions_total{" + ",".join([place[0], place[1], 'rule="none"', place[2]]) + "}"] == 5
+    tokens = [value for name, value in found.items() if name.startswith("kvpolicy_evicted_tokens_total")]
+    assert sorted(tokens) == [48, 80]
+    where = "{" + ",".join(place) + "}"
+    assert found["kvpolicy_evict_seconds_count" + where] == 5
+    assert found["kvpolicy_evict_seconds_sum" + where] == 2.5
+    assert found["kvpolicy_victim_digest" + where] == 5
+    buckets = [name for name in found if name.startswith("kvpolicy_evict_seconds_bucket")]
+    assert len(buckets) == 2 * (len(SECONDS_BUCKETS) + 1)
+
+
+def test_a_scrape_of_chosen_names(registry: JoinedRegistry) -> None:
+    assert {name.partition("{")[0] for name in scrape(registry.restricted_registry(["kvpolicy_info"]))} == {
+        "kvpolicy_info"
+    }
+    assert scrape(registry.restricted_registry(["theirs"])) == {"theirs": 3}
+
+
+def test_an_engine_in_its_own_order_has_no_victims_to_tell() -> None:
+    stock = engine(0, 0)
+    stock["block"].update(evictions={}, evicted_tokens={}, fallbacks={}, victim_digest=None, core="engine")
+    names = {sample.name for family in families([stock]) for sample in family.samples}
+    assert "kvpolicy_info" in names
+    assert "kvpolicy_victim_digest" not in names
