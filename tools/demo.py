@@ -1,4 +1,4 @@
-"""Shows a policy at work in a real SGLang on this CPU: `./demo [--policy FILE]`.
+"""Shows a policy at work in a real SGLang or vLLM on this CPU: `./demo [--engine vllm] [--policy FILE]`.
 
 Installs what is missing, starts the server with the policy, asks real questions of a real 135M-parameter model, floods
 the pool with one-off prompts between them, and prints what was cached, what was evicted, and why.
@@ -13,14 +13,36 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tools.environment import CHECKOUT, Environment, load_pins, say
 from tools.models import REAL, ensure_model
-from tools.server import Server, run_server
+from tools.server import VLLM_BLOCK_TOKENS, Server, run_server
 
 POOL_TOKENS = 768  # small, so that a few prompts fill it
 FLOOD_POOLS = 3  # how many times over the one-off prompts fill it
+
+
+class Engine(NamedTuple):
+    """One engine as the demo starts it."""
+
+    title: str
+    flags: tuple[str, ...]
+    status: str  # where its server tells of the policy
+
+
+ENGINES = {
+    "sglang": Engine(
+        "SGLang",
+        ("--max-total-tokens", str(POOL_TOKENS), "--enable-cache-report", "--log-level", "warning"),
+        "block kvpolicy of /server_info",
+    ),
+    "vllm": Engine(
+        "vLLM",
+        ("--num-gpu-blocks-override", str(POOL_TOKENS // VLLM_BLOCK_TOKENS + 1), "--max-model-len", "512"),
+        "GET /kvpolicy",
+    ),
+}
 
 SYSTEM = """You are the assistant of the harbour office of Lindholm. Answer in one sentence, from these facts only.
 The ferry to Aland leaves at 8 in the morning and at 6 in the evening. The crossing takes 3 hours.
@@ -71,9 +93,9 @@ class Demo:
         return tokens
 
 
-def explain(status: dict[str, Any], cached: int) -> None:
-    """What the server itself says of its policy: the `kvpolicy` block of /server_info."""
-    print("\nThe server's own account (block kvpolicy of /server_info):")
+def explain(status: dict[str, Any], cached: int, where: str) -> None:
+    """What the server itself says of its policy, and where it says so."""
+    print(f"\nThe server's own account ({where}):")
     print(f"  policy      {status['name']} ({status['source']})")
     print(f"  digest      {status['digest'][:16]}, the same in every process")
     print(f"  core        {status['core']} ({status['core_reason']})")
@@ -98,27 +120,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="./demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--engine", choices=ENGINES, default="sglang", help="(default: %(default)s)")
     parser.add_argument("--policy", default="policies/long_context.yaml", help="a policy file (default: %(default)s)")
-    policy = Path(parser.parse_args().policy)
+    arguments = parser.parse_args()
+    policy, engine = Path(arguments.policy), ENGINES[arguments.engine]
     if not policy.exists():
         parser.error(f"{policy} does not exist")
-    version = load_pins()["sglang"]["demo"]
+    version = load_pins()[arguments.engine]["demo"]
     environment = Environment.default()
-    environment.ensure([version], test_tools=False)
+    if arguments.engine == "vllm":
+        environment.ensure([], vllm_versions=[version], test_tools=False)
+        started = environment.vllm(version, {"VLLM_LOGGING_LEVEL": "WARNING"})
+    else:
+        environment.ensure([version], vllm_versions=[], test_tools=False)
+        started = environment.sglang(version)
     model = ensure_model(environment, REAL)
 
-    say(f"starting SGLang {version} on this CPU with --kv-policy {policy}, a pool of {POOL_TOKENS} tokens ...")
+    say(f"starting {engine.title} {version} on this CPU with --kv-policy {policy}, a pool of {POOL_TOKENS} tokens ...")
     with tempfile.TemporaryDirectory(prefix="kvpolicy-demo-") as folder:
-        flags = ("--max-total-tokens", str(POOL_TOKENS), "--enable-cache-report", "--log-level", "warning")
         log = Path(folder) / "server.log"
-        with run_server(environment.sglang(version), model, *flags, policy=policy, log_path=log) as server:
+        with run_server(started, model, *engine.flags, policy=policy, log_path=log) as server:
             say(f"ready at {server.url}")
             demo = Demo(server)
             demo.ask(QUESTIONS[0])
             demo.ask(QUESTIONS[1])
             demo.flood()
             cached = demo.ask(QUESTIONS[2])
-            explain(server.internal_state()["kvpolicy"], cached)
+            explain(server.status(), cached, engine.status)
             say("stopping the server ...")
         say("stopped")
     return 0

@@ -70,6 +70,7 @@ class ActivePolicy:
     algorithm: str = ""  # e.g. "lru", "score (stable)", with the engine's tree core, for people
     index: Any = None  # kvpolicy.eviction.EvictionIndex, or None with core "engine"
     pool_tokens: int = 0
+    workers: int = 0  # worker processes that proved to have the policy, where an engine asks them
 
     # -- counters kept here because they exist without an index too --
     fallbacks: Counter[str] = field(default_factory=Counter)  # by reason; one a call served in the engine's order
