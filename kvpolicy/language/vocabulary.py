@@ -15,7 +15,7 @@ SGLANG, VLLM = "sglang", "vllm"
 BOTH = (SGLANG, VLLM)
 
 #: Canonical KV dtype -> the engines that store it. SGLang: `--kv-cache-dtype` choices of 0.5.23 (0.5.16 to 0.5.20 also
-#: fp4_e2m1, deprecated there). vLLM: `CacheDType` of 0.32.
+#: fp4_e2m1, deprecated there). vLLM: `CacheDType` of 0.33 (which release has which: facts/vllm_names.py).
 KV_DTYPES: dict[str, tuple[str, ...]] = {
     "auto": BOTH,
     "bf16": BOTH,
@@ -35,6 +35,11 @@ KV_DTYPES: dict[str, tuple[str, ...]] = {
     "turboquant_k3v4_nc": (VLLM,),
     "turboquant_3bit_nc": (VLLM,),
     "ultraquant_4bit": (VLLM,),
+    "octave_k3v4": (VLLM,),
+    "octave_k3v3": (VLLM,),
+    "octave_k3v3_compact": (VLLM,),
+    "fp8_ds_mla": (VLLM,),
+    "nvfp4_ds_mla": (VLLM,),
 }
 
 #: Other spellings in use -> canonical. (`fp8` is e4m3 on both engines.)
@@ -80,6 +85,19 @@ ATTENTION_BACKENDS: dict[str, tuple[str, ...]] = {
     "flashinfer_mla": (VLLM,),
     "cutlass_mla": (VLLM,),
     "triton_mla": (VLLM,),
+    "flash_attn_mla": (VLLM,),
+    "flash_attn_mla_sparse": (VLLM,),
+    "flash_attn_mla_sparse_fa4": (VLLM,),
+    "flashinfer_mla_sparse": (VLLM,),
+    "flashinfer_mla_sparse_sm90": (VLLM,),
+    "flashinfer_mla_sparse_sm120": (VLLM,),
+    "rocm_aiter_unified_attn": (VLLM,),
+    "rocm_aiter_mla": (VLLM,),
+    "rocm_aiter_mla_sparse": (VLLM,),
+    "rocm_octave": (VLLM,),
+    "b12x": (VLLM,),
+    "cpu_mla": (VLLM,),
+    "amx_mla": (VLLM,),
 }
 
 
@@ -142,4 +160,5 @@ EVICTION_POLICIES: dict[str, EvictionPolicy] = {
     "sieve": EvictionPolicy("SIEVE: one queue and a moving hand; visited units survive one pass"),
     "hit_density": EvictionPolicy("fewest expected hits for the space and time held first"),
     "reuse_rate": EvictionPolicy("least likely to be reused soon first, learned from what came back when"),
+    "adaptive": EvictionPolicy("lru or reuse_rate, whichever would have hit more of late"),
 }

@@ -7,7 +7,7 @@ is papered over by a fallback.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -75,6 +75,9 @@ class SmallCache(Simulator):
         self._now_ms = 0
         self._events = 0
         self._floods = 0
+
+    def _content_key(self, full: Sequence[Hashable], at: int) -> int:
+        return hash(tuple(full[: at + 1]))  # pages are tokens here: equal ones may follow different prefixes
 
     # -- events --
 

@@ -24,6 +24,7 @@ GOLDEN = {
     "sieve": "c h a b d e f g E",
     "hit_density": "f h a c d b e E g",
     "reuse_rate": "c h b a f d e E g",
+    "adaptive": "c h b a f d g e E",
 }
 PARAMS = {"slru": {"protected_hits": 3}, "tlru": {"threshold_tokens": 4, "next_prompt_tokens": 1}}
 

@@ -212,7 +212,7 @@ sys.path.insert(0, {here!r})
 from policies import compiled
 from tree import RequestInfo, Tree
 from test_against_brute_force import RULES, TENANTS
-for policy in ["lru", "s3fifo", "sieve", "gdsf", "hit_density", "reuse_rate"]:
+for policy in ["lru", "s3fifo", "sieve", "gdsf", "hit_density", "reuse_rate", "adaptive"]:
     junk = [object() for _ in range(int(sys.argv[1]))]  # other addresses
     tree = Tree(compiled(policy, rules=RULES, tenants=TENANTS).make_index(400))
     rng = random.Random(7)
@@ -237,4 +237,4 @@ def test_processes_with_other_hash_seeds_and_addresses_choose_the_same_victims()
         command = [sys.executable, "-c", SCRIPT.format(here=str(HERE)), seed]
         outputs.append(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
     assert outputs[0] == outputs[1]
-    assert outputs[0].count("fallbacks=0") == 6
+    assert outputs[0].count("fallbacks=0") == 7

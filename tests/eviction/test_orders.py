@@ -269,7 +269,7 @@ def test_sieve_keeps_visits_while_a_unit_is_locked_or_inner() -> None:
     assert tree.evict(1) == [visited]
 
 
-@pytest.mark.parametrize("policy", ["gdsf", "s3fifo", "sieve", "hit_density", "reuse_rate", "tlru"])
+@pytest.mark.parametrize("policy", ["gdsf", "s3fifo", "sieve", "hit_density", "reuse_rate", "adaptive", "tlru"])
 def test_random_operations_leave_no_unit_behind(policy: str) -> None:
     """Any need is met, members are exactly the evictable leaves, and every invariant holds."""
     rng = random.Random(3)

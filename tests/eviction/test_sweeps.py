@@ -14,7 +14,7 @@ from policies import compiled
 RULES = [{"name": "hot", "match": "hits >= 2", "retain": {"weight": 8, "ttl": "20s", "budget": "20%"}}]
 POLICIES: dict[str, CompiledEviction] = {
     **{name: compiled(name) for name in ("lru", "lfu", "fifo", "filo", "mru", "slru", "priority")},
-    **{name: compiled(name) for name in ("tlru", "gdsf", "s3fifo", "sieve", "hit_density", "reuse_rate")},
+    **{name: compiled(name) for name in ("tlru", "gdsf", "s3fifo", "sieve", "hit_density", "reuse_rate", "adaptive")},
     "score": compiled(score="hits / depth_tokens"),
     "rules": compiled("lru", rules=RULES),
     "tenants": compiled("lru", tenants={"floor": "10%", "cap": "30%"}),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvpolicy.eviction.algorithms.adaptive import Adaptive
 from kvpolicy.eviction.algorithms.fifo import FIFO
 from kvpolicy.eviction.algorithms.filo import FILO
 from kvpolicy.eviction.algorithms.gdsf import GDSF
@@ -38,6 +39,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "sieve": Sieve,
     "hit_density": HitDensity,
     "reuse_rate": ReuseRate,
+    "adaptive": Adaptive,
 }
 
 

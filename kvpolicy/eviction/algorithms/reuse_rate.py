@@ -47,7 +47,7 @@ _FINE, _NEWEST = 16, 5
 #: Units of evidence that the assumption made before anything is learned weighs.
 _PRIOR_EVENTS = 4
 #: Waits between two looks at what was learned: twice as many each time, up to this many or the number of ghosts.
-_FIRST_LOOK, _LOOK = 64, 1024
+_FIRST_LOOK, _LOOK = 8, 1024
 #: What is left of the evidence at each look.
 _KEPT = 0.97
 #: Ghosts for each unit of the most that were ever resident at once, and at least.
@@ -131,10 +131,11 @@ class ReuseRate(Algorithm):
         self._used(meta.state, meta.size_tokens)
 
     def split(self, upper: Handle, lower: Handle) -> None:
-        below: Content = lower.kvp.state
-        above = Content(below.key, below.used_seq, below.pace)
-        above.uses, above.klass, above.shift = below.uses, below.klass, below.shift
-        upper.kvp.state, below.key = above, None
+        above: Content = lower.kvp.state  # the key names where the unit began
+        below = Content(None, above.used_seq, above.pace)
+        below.uses, below.klass, below.shift = above.uses, above.klass, above.shift
+        below.below, above.below = above.below, None
+        upper.kvp.state, lower.kvp.state = above, below
         self._resident += 1
 
     def removed(self, handle: Handle, evicted: bool) -> None:
