@@ -105,14 +105,20 @@ def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Names
 
 def _create_engine_config(original: Callable[..., Any], engine_args: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `EngineArgs.create_engine_config`: ask before it, compare after it, then carry the policy along."""
-    inherited = _inherited()
-    active = activate(inherited, "vllm") if inherited is not None else _asked_for()
+    if (inherited := _inherited()) is not None:
+        active = activate(inherited, "vllm")
+        resolution.inherit(active, engine_args)
+        _put_into_configuration(active, engine_args)
+        set_current(active)
+        api_server.register()
+        return original(engine_args, *args, **kwargs)
+
+    active = _asked_for()
     if active is None:
         carry.withdraw()  # of an earlier engine in this process
         set_current(None)
         return original(engine_args, *args, **kwargs)
-
-    explicit = _explicit(active, engine_args) if inherited is not None else PENDING.explicit
+    explicit = PENDING.explicit
     if explicit is None:
         explicit = resolution.explicit_by_value(engine_args)
     resolution.ask(active, engine_args, explicit)
@@ -120,16 +126,15 @@ def _create_engine_config(original: Callable[..., Any], engine_args: Any, *args:
     vllm_config = original(engine_args, *args, **kwargs)
     resolution.skip_layers(active, vllm_config, explicit)
     resolution.compare_resolved(active, vllm_config)
+    _refuse(active, vllm_config)
     set_current(active)
+    _carry(active)
     api_server.register()
-    if inherited is None:
-        _refuse(active, vllm_config)
-        _carry(active)
     return vllm_config
 
 
 def _inherited() -> carry.Carried | None:
-    """What the launcher of this process carried; None in a launcher."""
+    """What the launcher of this API server carried; None in a launcher."""
     packed = os.environ.get(flags.CARRY_ENV)
     return None if packed is None or packed.startswith(f"{os.getpid()}:") or not _is_spawned() else carry.read(packed)
 
@@ -147,13 +152,6 @@ def _asked_for() -> ActivePolicy | None:
     if PENDING.active is None:
         return None
     return dataclasses.replace(PENDING.active, settings={}, conflicts=[], fallbacks=Counter())
-
-
-def _explicit(active: ActivePolicy, engine_args: Any) -> dict[str, str]:
-    """What the launcher found explicit, seen from an API server of its."""
-    by_policy = ("policy", "accept list")
-    known = active.settings.items()
-    return {field: one.decided_by for field, one in known if not one.decided_by.startswith(by_policy)}
 
 
 def _put_into_configuration(active: ActivePolicy, engine_args: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from kvpolicy.compiler import Preference
@@ -19,7 +20,7 @@ from kvpolicy.runtime.resolution import Request
 
 from . import machine
 
-__all__ = ["FIELDS", "ask", "compare_built", "compare_resolved", "explicit_by_value", "skip_layers"]
+__all__ = ["FIELDS", "ask", "compare_built", "compare_resolved", "explicit_by_value", "inherit", "skip_layers"]
 
 #: Engine fields whose explicit use matters to a policy, with their flags.
 FIELDS = {
@@ -85,6 +86,17 @@ def explicit_by_value(engine_args: Any) -> dict[str, str]:
 def ask(active: ActivePolicy, engine_args: Any, explicit: Mapping[str, str]) -> None:
     """See `kvpolicy.runtime.resolution.ask`; `engine_args` has made no configuration yet."""
     runtime.ask(active, requests_of(active), engine_args, explicit, machine.possible, engine="vLLM")
+
+
+def inherit(active: ActivePolicy, engine_args: Any) -> None:
+    """Repeat in an API server what its launcher asked for. The launcher has compared it all."""
+    explicit = explicit_by_value(engine_args)
+    for request in requests_of(active):
+        known = active.settings.get(request.field)
+        if known is None or request.field in explicit or known.decided_by.startswith("--"):
+            continue
+        value = request.preference.first_possible(partial(machine.possible, request.field))
+        setattr(engine_args, request.field, request.to_engine(value))
 
 
 def skip_layers(active: ActivePolicy, vllm_config: Any, explicit: Mapping[str, str]) -> None:

@@ -33,7 +33,8 @@ def built_values(config: Any) -> dict[str, Any]:
         if backend is None or dtype is None:
             continue  # linear attention and the like
         backends.add(backend.get_name().lower())
-        if skipped.isdisjoint(name.split(".")):
+        kinds = {"sliding_window"} if getattr(layer, "sliding_window", None) is not None else set()
+        if skipped.isdisjoint({*name.split("."), *kinds}):
             dtypes.add(canonical(str(config.model_config.dtype if dtype == "auto" else dtype)))
     found: dict[str, Any] = {}
     if dtypes:

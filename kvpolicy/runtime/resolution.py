@@ -127,6 +127,9 @@ def compare(
             request.to_policy(request.to_engine(known.effective)),
         ):
             continue
+        if any(one.setting == request.path and one.winner == known.decided_by for one in active.conflicts):
+            active.settings[request.field] = replace(known, effective=effective)  # what the winning flag came to
+            continue
         by = winner(request.field)
         active.settings[request.field] = replace(known, effective=effective, decided_by=by)
         if not request.accepts(effective):

@@ -123,7 +123,9 @@ def test_all_conflicts_are_said_at_once_and_warn_lets_the_flags_win(make: Any) -
     resolution.ask(active, args, given)
     resolution.compare_resolved(active, configuration(block_size=64, cache_dtype="auto"))
     assert (args.block_size, args.kv_cache_dtype) == (64, "auto")
-    assert [found.setting for found in active.conflicts][:2] == ["cache.page_size", "cache.kv_dtype"]
+    assert [found.setting for found in active.conflicts] == ["cache.page_size", "cache.kv_dtype"]
+    settled = active.settings["kv_cache_dtype"]
+    assert (settled.effective, settled.decided_by) == ("bf16", "--kv-cache-dtype auto")
 
 
 @pytest.mark.parametrize(("tokens", "conflict"), [(16, False), (32, False), (528, True)])
@@ -144,3 +146,13 @@ def test_arguments_no_command_line_made_are_explicit_where_they_differ_from_the_
         "block_size": "EngineArgs(block_size=64)",
         "kv_cache_dtype_skip_layers": "EngineArgs(kv_cache_dtype_skip_layers=['0'])",
     }
+
+
+def test_an_api_server_repeats_what_its_launcher_asked_for(make: Any) -> None:
+    active = make("warn")
+    launcher = Arguments(kv_cache_dtype="auto")
+    resolution.ask(active, launcher, {"kv_cache_dtype": "--kv-cache-dtype auto"})
+    resolution.compare_resolved(active, configuration(block_size=32, cache_dtype="auto"))
+    server = Arguments()
+    resolution.inherit(active, server)
+    assert (server.block_size, server.kv_cache_dtype) == (launcher.block_size, launcher.kv_cache_dtype) == (16, "auto")
