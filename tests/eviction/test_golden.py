@@ -23,7 +23,7 @@ GOLDEN = {
     "s3fifo": "a c d f g h b e E",
     "sieve": "c h a b d e f g E",
     "hit_density": "f h a c d b e E g",
-    "reuse_rate": "c h b a f d e E g",
+    "reuse_rate": "c b g f a h d e E",
     "adaptive": "c h b a f d g e E",
 }
 PARAMS = {"slru": {"protected_hits": 3}, "tlru": {"threshold_tokens": 4, "next_prompt_tokens": 1}}
