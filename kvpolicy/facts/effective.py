@@ -14,6 +14,8 @@ from kvpolicy.facts.model import ORDINARY
 from kvpolicy.facts.resolve import Outcome, Refusal, Settings, Step, refused_by_device, resolve_sglang
 from kvpolicy.facts.resolve_vllm import resolve_vllm
 from kvpolicy.facts.rules import Field, Note, Rule, Value
+from kvpolicy.facts.short_prefix import report_short_prefixes
+from kvpolicy.facts.vllm_findings import report_vllm
 from kvpolicy.language import Policy
 
 __all__ = ["asked_of", "report_effective"]
@@ -65,6 +67,9 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
     _evidence(findings, where, outcome.kv_dtype)
     backend = outcome.requested.attention if "attention" not in fallbacks else asked.attention
     _settled(findings, where, outcome, "KVP503", "attention", backend, outcome.attention, why.get("attention"))
+    if target.name == "vllm":
+        report_vllm(findings, where, outcome, layers)
+    report_short_prefixes(findings, outcome.page_size, why=_last_reason(outcome))
     for step in outcome.notes:
         severity: Any = "warning" if isinstance(step.rule.effect, Note) and step.rule.effect.warn else "info"
         findings.add("KVP507", severity, _FIELDS[step.rule.field][1], step.why, None, _cite(step))
@@ -147,7 +152,10 @@ def _settled(
         return
     severity: Any = "error" if findings.policy.on_conflict == "error" else "warning"
     message = f"{label} {asked} becomes {shown} in {where.engine_label}{because}"
-    findings.add("KVP511", severity, path, message, f"ask for {value}, or list it in accept", data)
+    help = f"ask for {value}, or list it in accept"
+    if isinstance(value, int) and value & (value - 1):  # no policy can name it
+        help = "leave the page size to the engine: engines: {vllm: {cache: {page_size: auto}}}"
+    findings.add("KVP511", severity, path, message, help, data)
 
 
 def _refused(
@@ -167,7 +175,8 @@ def _refused(
 
 
 def _evidence(findings: Findings, where: Deployment, kv_dtype: str) -> None:
-    row = evidence_for(kv_dtype, where.model, where.gpu) if where.model is not None else None
+    engine = where.target.name if where.target is not None else ""
+    row = evidence_for(kv_dtype, where.model, where.gpu, engine) if where.model is not None else None
     if row is None:
         return
     path, data = "cache.kv_dtype", {"kv_dtype": kv_dtype, "level": row.level, "source": row.source}
@@ -185,6 +194,11 @@ def _accepted(policy: Policy, name: Field) -> tuple[Value, ...]:
     if name == "kv_dtype":
         return tuple(canonical(dtype) for dtype in cache.kv_dtype.accept) if cache and cache.kv_dtype else ()
     return tuple(backend.attention.accept) if backend and backend.attention else ()
+
+
+def _last_reason(outcome: Outcome) -> str:
+    steps = outcome.why("page_size")
+    return steps[-1].why if steps else ""
 
 
 def _layers_of(policy: Policy) -> tuple[tuple[str, str], ...]:

@@ -30,6 +30,7 @@ class Evidence:
     architectures: tuple[str, ...] = ()  # prefixes
     name: str = ""
     gpu: tuple[str, ...] = ()
+    engine: str = ""
     checkpoint_scales: bool | None = None  # whether the checkpoint itself asks for this dtype
 
 
@@ -60,7 +61,11 @@ EVIDENCE: tuple[Evidence, ...] = (
         text="the checkpoint was quantized with this KV dtype", source="mem_cache/kv_cache_dtype.py",
     ),
     Evidence(
-        level="validated", kv_dtypes=("fp8_e4m3",), architectures=("DeepseekV32",), gpu=("blackwell",),
+        level="validated", kv_dtypes=("fp8_e4m3",), architectures=("GlmMoeDsa",), gpu=("sm100",), engine="vllm",
+        text="vLLM's own default for GLM's sparse attention on SM100", source="model_executor/models/config.py",
+    ),
+    Evidence(
+        level="validated", kv_dtypes=("fp8_e4m3",), architectures=("DeepseekV32",), gpu=("blackwell",), engine="sglang",
         text="SGLang's own default for sparse attention on SM100 and newer",
         source="arg_groups/overrides.py _dsa_kv_cache_dtype_default",
     ),
@@ -71,25 +76,27 @@ EVIDENCE: tuple[Evidence, ...] = (
     ),
     Evidence(
         level="experimental", kv_dtypes=("fp8_e4m3",),
-        text="without calibrated scales in the checkpoint SGLang uses 1.0; reasoning-heavy tasks can lose accuracy",
+        text="without calibrated scales in the checkpoint the engine uses 1.0; reasoning-heavy tasks can lose accuracy",
         source="https://github.com/sgl-project/sgl-cookbook/pull/237",
     ),
     Evidence(
         level="experimental", kv_dtypes=("nvfp4", "fp4_mx_block16"), text="SGLang itself warns of an accuracy drop",
+        engine="sglang",
         source="mem_cache/kv_cache_dtype.py configure_kv_cache_dtype",
     ),
     Evidence(
-        level="experimental", kv_dtypes=("fp8_e5m2", "mxfp8"), source="",
+        level="experimental", kv_dtypes=tuple(dtype for dtype in ELEMENT_BITS if ELEMENT_BITS[dtype] < 16), source="",
         text="this version of kvpolicy knows no public evaluation",
     ),
 )  # fmt: skip
 
 
-def evidence_for(kv_dtype: str, model: ModelFacts, gpu: Gpu | None) -> Evidence | None:
+def evidence_for(kv_dtype: str, model: ModelFacts, gpu: Gpu | None, engine: str = "") -> Evidence | None:
     """The strongest row that fits (known bad first); None for 16 and 32 bit dtypes, which need no evidence."""
     if ELEMENT_BITS.get(kv_dtype, 16) >= 16:
         return None
-    return next((row for row in EVIDENCE if _fits(row, kv_dtype, model, gpu)), None)
+    here = (row for row in EVIDENCE if not (row.engine and engine and row.engine != engine))
+    return next((row for row in here if _fits(row, kv_dtype, model, gpu)), None)
 
 
 def _fits(row: Evidence, kv_dtype: str, model: ModelFacts, gpu: Gpu | None) -> bool:

@@ -12,7 +12,9 @@ from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.kv_bytes import KvBytes, kv_bytes_per_token
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.facts.resolve import Outcome
+from kvpolicy.facts.resolve_vllm import compute_dtype
 from kvpolicy.facts.unprotected import unprotected_room
+from kvpolicy.facts.vllm_bytes import vllm_kv_bytes, vllm_pool_bytes
 
 __all__ = ["report_figures"]
 
@@ -26,19 +28,29 @@ def report_figures(findings: Findings, where: Deployment, model: ModelFacts, out
     dtype = outcome.kv_dtype if outcome else asked.kv_dtype
     if dtype == AUTO:
         dtype = model.kv_quant or model.dtype
-    if dtype in ELEMENT_BITS:  # the rest are dtypes of another engine
-        cell = _bytes_a_token(findings, where, model, dtype, outcome)
+    cell = _cell(where, model, dtype, outcome)
+    if cell is not None:
+        _bytes_a_token(findings, where, model, dtype, cell)
         _pool(findings, where, model, cell, page, outcome)
     _granularity(findings, where, page, outcome)
 
 
-def _bytes_a_token(
-    findings: Findings, where: Deployment, model: ModelFacts, dtype: str, outcome: Outcome | None
-) -> KvBytes:
+def _is_vllm(where: Deployment) -> bool:
+    return where.target is not None and where.target.name == "vllm"
+
+
+def _cell(where: Deployment, model: ModelFacts, dtype: str, outcome: Outcome | None) -> KvBytes | None:
+    """As the engine sizes it; None for a dtype whose packing is not known."""
+    if _is_vllm(where):
+        compute = compute_dtype(model, where.gpu) if where.gpu else model.dtype
+        skipped = len(outcome.skip_layers) if outcome else 0
+        return vllm_kv_bytes(model, dtype, compute=compute, skipped_layers=skipped, tp=where.tp)
+    if dtype not in ELEMENT_BITS:  # a dtype of another engine
+        return None
     version = where.target.facts if where.target else NEWEST_SGLANG
     traits = where.gpu.traits if where.gpu else frozenset()
     workspace = dtype == "nvfp4" and outcome is not None and outcome.prefill_attention == "flashinfer"
-    cell = kv_bytes_per_token(
+    return kv_bytes_per_token(
         model,
         dtype,
         version=version,
@@ -47,6 +59,9 @@ def _bytes_a_token(
         fp4_scale_copies=2 if workspace and "sm100" in traits and version >= (0, 5, 23) else 1,
         fp4_workspace=workspace,
     )
+
+
+def _bytes_a_token(findings: Findings, where: Deployment, model: ModelFacts, dtype: str, cell: KvBytes) -> None:
     rank = f" on each of {where.tp} ranks" if where.tp > 1 else ""
     remarks = "; ".join((f"{model.attention_kind}, {dtype}", *model.notes))
     message = f"KV bytes a token{rank}: {_number(cell.total)} = {cell.formula} ({remarks})"
@@ -62,7 +77,6 @@ def _bytes_a_token(
         "index_bytes": cell.index,
     }
     findings.info("KVP504", "cache.kv_dtype", message, data)
-    return cell
 
 
 def _pool(
@@ -71,7 +85,11 @@ def _pool(
     if where.pool_bytes is not None:
         size_bytes, how, estimate = where.pool_bytes, "--memory", False
     elif where.gpu is not None and outcome is not None:
-        guess = capacity.estimate_pool_bytes(where.gpu, model, tp=where.tp, chunk_tokens=outcome.chunk_tokens)
+        guess = (
+            vllm_pool_bytes(where.gpu, model, tp=where.tp)
+            if _is_vllm(where)
+            else capacity.estimate_pool_bytes(where.gpu, model, tp=where.tp, chunk_tokens=outcome.chunk_tokens)
+        )
         if guess is None:
             findings.info("KVP505", "", "pool: not known without --memory", {"pool_tokens": None})
             return
@@ -94,10 +112,15 @@ def _pool(
 
 
 def _granularity(findings: Findings, where: Deployment, page: int, outcome: Outcome | None) -> None:
-    entries = capacity.index_entries(where.length_tokens, page, outcome.decode_attention if outcome else "")
+    if _is_vllm(where):  # block tables on every backend, in kernel blocks
+        entries = -(-where.length_tokens // (outcome.kernel_page or page if outcome else page))
+    else:
+        entries = capacity.index_entries(where.length_tokens, page, outcome.decode_attention if outcome else "")
     rows = [asdict(capacity.granularity(size)) for size in sorted({page, *_PAGES_SHOWN})]
     losses = ", ".join(f"{row['expected_lost_tokens']:g} at {row['page_size']}" for row in rows)
     per = "token" if entries == where.length_tokens else "page"
+    if outcome and outcome.kernel_page not in (None, page):
+        per = f"kernel block of {outcome.kernel_page}"
     message = (
         f"page {page}: {entries:,} index entries for {where.length_tokens:,} tokens (one a {per}); shortest shared "
         f"prefix {page}; expected tokens lost a hit by page size: {losses}"

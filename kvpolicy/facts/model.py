@@ -22,7 +22,7 @@ __all__ = ["ORDINARY", "ModelFacts", "load_model", "model_from_config"]
 # Keys that transformers fills from the config class when config.json leaves them out, by model_type.
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 256, "num_key_value_heads": 16},
-    "gemma2": {"head_dim": 256, "num_key_value_heads": 4},
+    "gemma2": {"head_dim": 256, "num_key_value_heads": 4, "attn_logit_softcapping": 50.0},
     "gemma3_text": {
         "head_dim": 256,
         "num_attention_heads": 8,

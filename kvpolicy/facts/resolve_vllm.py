@@ -62,7 +62,9 @@ def resolve_vllm(
     walk.names()
     walk.dtype_of_the_model()
     walk.skipped = layer_dtypes(layers, model, walk.compute)
-    row = walk.on_cpu() if "cpu" in gpu.traits else walk.on_gpu()
+    row = None
+    if not walk.refusals:  # a name that the release does not know hides everything after it
+        row = walk.on_cpu() if "cpu" in gpu.traits else walk.on_gpu()
     if row is not None:
         walk.block(row)
     return walk.outcome(row)
@@ -111,6 +113,9 @@ class _Walk:
             self.kv_dtype = "fp8_e4m3"
         if model.is_mla and self.kv_dtype in ("nvfp4", "nvfp4_4over6"):
             self.refuse("kv_dtype", "mla-nvfp4", "MLA has no plain NVFP4 KV", "config/vllm.py", self.kv_dtype)
+        if self.kv_dtype.endswith("_ds_mla") and not model.is_dsa:
+            reason = f"{self.kv_dtype} is a layout of sparse MLA"
+            self.refuse("kv_dtype", "sparse-mla-layout", reason, "v1/attention/backends/mla", self.kv_dtype)
 
     # -- attention backend
 
@@ -150,6 +155,9 @@ class _Walk:
         if wrong is not None:
             name, reason, where = wrong
             self.refuse("kv_dtype", name, reason, where, self.kv_dtype)
+        elif self.kv_dtype.startswith("fp8_e") and "amx" not in self.gpu.traits:
+            needs = "fp8 KV on a CPU needs AVX-512 or AMX and heads that are a multiple of 32"
+            self.note("kv_dtype", "cpu-fp8-host", needs, "v1/attention/backends/cpu_attn.py _get_attn_isa")
         if found.name == "cpu_mla":
             self.prefix_cache = False
             self.note(
@@ -232,6 +240,7 @@ class _Walk:
         self._hybrid(row)
         if self.boundary() and not cpu:
             self._mixed_dtypes(row)
+        self._kernel_fits(row)
 
     def _cpu_block(self, row: Backend) -> None:
         asked = self.request.page_size
@@ -239,8 +248,11 @@ class _Walk:
         if forced is not None:
             size, reason = forced
             self.pages(size, "cpu-block", reason, "platforms/cpu.py check_and_update_config")
+
+    def _kernel_fits(self, row: Backend) -> None:
+        """The worker's check; on GPUs the selector has made it already."""
         if not row.takes_block(self.page):
-            reason = f"{row.name} reads blocks of a multiple of {row.blocks[0]} on a CPU"
+            reason = f"{row.name} reads blocks of a multiple of {row.blocks[0]}"
             self.refuse("page_size", "kernel-block", reason, "v1/worker/utils.py select_common_block_size", self.page)
 
     def _hybrid(self, row: Backend) -> None:
@@ -301,6 +313,13 @@ class _Walk:
     def refuse(self, of: Field, name: str, reason: str, source: str, value: Value | None) -> None:
         self.refusals.append(Refusal(Rule(name=name, field=of, effect=Deny(), reason=reason, source=source), value))
 
+    def kernel_page(self, row: Backend | None) -> int | None:
+        if row is None or not row.takes_block(self.page):
+            return None
+        kernel = row.kernel_block(self.page)
+        has_indexer = self.model.is_dsa and "cuda" in self.gpu.traits
+        return min(kernel, INDEXER_BLOCK) if has_indexer else kernel
+
     def outcome(self, row: Backend | None) -> Outcome:
         attention = row.name if row is not None else self.request.attention or ""
         by_rule = any(step.rule.field == "kv_dtype" for step in self.steps)
@@ -315,7 +334,7 @@ class _Walk:
             steps=tuple(self.steps),
             refusals=tuple(self.refusals),
             kv_dtype_why="" if asked or by_rule else self.kv_dtype_why,
-            kernel_page=row.kernel_block(self.page) if row is not None and row.takes_block(self.page) else None,
+            kernel_page=self.kernel_page(row),
             skip_layers=self.boundary(),
             prefix_cache=self.prefix_cache,
         )

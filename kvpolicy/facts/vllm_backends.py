@@ -126,12 +126,13 @@ BACKENDS: tuple[Backend, ...] = (
     ),
     Backend(
         name="flashinfer", source="flashinfer.py", gpu=("sm100",), blocks=(16, 32, 64, 128, 256, 512, 1024),
-        multiples=False, grouped_query=True, kv_dtypes=(*_FP8, "nvfp4", "nvfp4_4over6"),
+        multiples=False, grouped_query=True, since=(0, 28, 0),
+        kv_dtypes=(*_FP8, "nvfp4", "nvfp4_4over6"),
         head_sizes=(64, 128, 256, 512), sinks=True,
     ),
     Backend(
         name="flashinfer", source="flashinfer.py", gpu=("sm100",), blocks=(16, 32, 64), multiples=False,
-        kv_dtypes=(*_FP8, "nvfp4", "nvfp4_4over6"), head_sizes=(64, 128, 256, 512), sinks=True,
+        since=(0, 28, 0), kv_dtypes=(*_FP8, "nvfp4", "nvfp4_4over6"), head_sizes=(64, 128, 256, 512), sinks=True,
     ),
     Backend(
         name="flashinfer", source="flashinfer.py", gpu=_MODERN, blocks=(16, 32, 64), multiples=False, since=_V32,

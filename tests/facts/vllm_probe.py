@@ -116,6 +116,10 @@ def _become(gpu: str) -> None:
     """The platform is chosen once in a process: cases on CPUs and on GPUs go to two processes."""
     import vllm.platforms
 
+    if gpu.startswith("cpu"):  # inspected here, models are known to the other devices' processes through vLLM's cache
+        import vllm.model_executor.models.registry as registry
+
+        registry._run_in_subprocess = lambda inspect: inspect()
     if gpu == "cpu":
         torch.cpu._is_amx_tile_supported = lambda: False
         return
@@ -125,7 +129,9 @@ def _become(gpu: str) -> None:
     sys.meta_path.append(_Empty())  # type: ignore[arg-type]
     torch.version.cuda = "13.0"
     capability, mib = DEVICES[gpu]
-    properties = types.SimpleNamespace(total_memory=mib << 20, major=capability[0], minor=capability[1], name=gpu)
+    properties = types.SimpleNamespace(
+        total_memory=mib << 20, major=capability[0], minor=capability[1], name=gpu, multi_processor_count=132
+    )
     torch.cuda.get_device_properties = lambda *a, **k: properties
     torch.cuda.is_available = lambda: True
     import vllm.platforms.cuda as cuda
@@ -168,6 +174,9 @@ def _become(gpu: str) -> None:
         module.has_nvidia_artifactory = lambda: True
         module.has_flashinfer = lambda: True
     flashmla._is_flashmla_available = lambda: (True, None)
+    empty = torch.empty
+    with mock.patch.object(torch, "empty", lambda *a, **k: empty(*a, **{**k, "device": "meta"})):
+        import vllm.v1.attention.backends.mla.cutlass_mla  # reserves a workspace on the device at import
     torch.cuda.is_available = lambda: False
 
 
@@ -189,11 +198,11 @@ def _resolve(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         skip_tokenizer_init=True,
         load_format="dummy",
         enforce_eager=True,
-        tensor_parallel_size=case.get("tp", 1),
-        distributed_executor_backend="mp" if case.get("tp", 1) > 1 else None,
         max_model_len=4096,
         **given,
     ).create_engine_config()
+    # Set afterwards: with more ranks than one the engine looks for fused kernels that this build lacks.
+    config.parallel_config.tensor_parallel_size = case.get("tp", 1)
     with set_current_vllm_config(config):
         backends = [backend for _, backend in _layers(config)]
     with mock.patch.object(type(current_platform), "_find_non_ssm_backends", return_value=backends):

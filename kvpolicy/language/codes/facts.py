@@ -145,6 +145,16 @@ FACTS = codes(
         args=(*_WITH_MODEL, "--memory", "60GiB"),
     ),
     Code(
+        "KVP525",
+        "a rule protects less than one page",
+        "Only whole pages are cached. A rule whose match ends before the first page does can never match, so it "
+        "protects nothing. Pages may be larger than asked for: vLLM makes the blocks of Mamba hybrids as many bytes as "
+        "their state, hundreds or thousands of tokens.",
+        bad="eviction: {rules: [{name: keep, match: depth_tokens <= 100, retain: {weight: 1, budget: 20%}}]}\n",
+        good="eviction: {rules: [{name: keep, match: depth_tokens <= 512, retain: {weight: 1, budget: 20%}}]}\n",
+        args=("--engine", "vllm==0.32.0", "--gpu", "cpu"),
+    ),
+    Code(
         "KVP524",
         "no room for a KV pool",
         "Not one page fits: the memory is smaller than a page, or the weights leave nothing (an estimate, then a "
