@@ -69,6 +69,7 @@ class Replay:
     page_tokens: int
     input_tokens: array[int] = field(default_factory=lambda: array("q"))
     arrival_ms: array[int] = field(default_factory=lambda: array("q"))
+    cache_salts: list[str | None] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
     optimum_tokens: dict[int, int] = field(
@@ -142,6 +143,7 @@ def replay(
             record.add(request, reusable, full)
         result.input_tokens.append(request.input_tokens)
         result.arrival_ms.append(request.arrival_ms)
+        result.cache_salts.append(request.info.cache_salt)
         digest.update(b"%d %d %d;" % (request.arrival_ms, request.input_tokens, len(full)))
         if progress is not None:
             progress(result.requests, "")

@@ -44,14 +44,19 @@ def render_evidence(found: Sequence[Recommendation]) -> list[str]:
     """A table a capacity: the best by fit, what they reached on the part they never saw, and LRU."""
     lines = []
     for each in found:
-        what = each.chosen.candidate.name if each.chosen else "stock LRU"
+        what = each.chosen.candidate.name if each.chosen else "nothing" if each.is_floor_broken else "stock LRU"
         lines += ["", f"{tokens_text(each.capacity_tokens)} tokens: {what} ({each.reason})"]
-        lines.append(f"  {'candidate':<36} {'first 60 %':>10} {'last 40 %':>10} {'- lru':>8}")
+        tenants = "".join(f"  hits of {tenant}" for tenant in each.lru.tenants)
+        lines.append(f"  {'candidate':<36} {'first 60 %':>10} {'last 40 %':>10} {'- lru':>8}{tenants}")
         shown = [*each.trials[:_SHOWN], *([each.lru] if each.lru not in each.trials[:_SHOWN] else [])]
         lines += [_line(one, each.lru) for one in shown]
     return lines
 
 
 def _line(one: Trial, lru: Trial) -> str:
+    """With floors, each tenant's hit rate on the fitting part and on both halves of the rest."""
     gain = 100 * (one.validation - lru.validation)
-    return f"  {one.candidate.name:<36} {100 * one.fit:>9.2f}% {100 * one.validation:>9.2f}% {gain:>+8.2f}"
+    line = f"  {one.candidate.name:<36} {100 * one.fit:>9.2f}% {100 * one.validation:>9.2f}% {gain:>+8.2f}"
+    for rates in one.tenants.values():
+        line += "  " + "/".join("-" if rate is None else f"{100 * rate:.1f}%" for rate in rates)
+    return line

@@ -9,7 +9,7 @@ import pytest
 from kvpolicy.cli import recommend as command
 from kvpolicy.cli.main import main
 from kvpolicy.language import load_policy
-from kvpolicy.replay.recommend import Candidate, Trial, candidates, judge, objective_of, trial
+from kvpolicy.replay.recommend import Candidate, Floor, Trial, candidates, judge, objective_of, trial
 from kvpolicy.replay.search import evictions_of
 
 
@@ -104,3 +104,81 @@ def test_bad_usage(trace_file, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recommend", "missing", *ARGUMENTS]) == 2
     assert main(["recommend", trace_file(row(0, [1]), {"x": 1}), *ARGUMENTS]) == 1
     assert ":2: error:" in capsys.readouterr().err
+
+
+def tenants_rows() -> list[dict[str, object]]:
+    """gold asks for one prompt every tenth request; noisy asks for each of its own twice and fills the pool with it."""
+    rows: list[dict[str, object]] = []
+    for at in range(300):
+        is_gold = at % 10 == 0
+        first = 1 if is_gold else 1000 + 100 * (at // 2)
+        row = {"input_ids": list(range(first, first + 64)), "timestamp": at * 1000}
+        rows.append({**row, "cache_salt": "gold" if is_gold else "noisy"})
+    return rows
+
+
+FLOOR_ARGUMENTS = ["--capacity", "384", "--page-size", "16", "--candidates", "19"]
+
+
+def test_a_floor_is_kept_though_it_costs_hits(trace_file, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = trace_file(*tenants_rows()), tmp_path / "floor.yaml"
+    arguments = ["recommend", path, *FLOOR_ARGUMENTS, "--floor", "gold=60%"]
+    assert main([*arguments, "-o", str(out)]) == 0
+    text = out.read_text()
+    assert "floor: gold at 60 %" in text
+    assert "the best that keeps gold at 60 %, which LRU does not" in text
+    result = load_policy(str(out))
+    assert result.policy is not None, result.diagnostics
+    capsys.readouterr()
+    assert main([*arguments, "-o", str(tmp_path / "again.yaml")]) == 0
+    assert (tmp_path / "again.yaml").read_text() == text
+    capsys.readouterr()
+    assert (
+        main(["replay", path, "--policy", str(out), "--policy", "lru", "--capacity", "384", "--page-size", "16"]) == 0
+    )
+
+
+def test_a_floor_out_of_reach_is_said(trace_file, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace_file(*tenants_rows())
+    assert main(["recommend", path, *FLOOR_ARGUMENTS, "--floor", "gold=70%", "--floor", "noisy=99%"]) == 1
+    out = capsys.readouterr().out
+    assert "no candidate keeps gold at 70 % and noisy at 99 % where it was fitted" in out
+    assert "No policy is recommended" in out
+    assert "apiVersion" not in out
+
+
+def test_a_floor_that_nobody_can_mean_is_bad_usage(trace_file, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trace_file(*tenants_rows())
+    assert main(["recommend", path, *FLOOR_ARGUMENTS, "--floor", "gald=70%"]) == 2
+    assert "did you mean 'gold'?" in capsys.readouterr().err
+    for wrong in ("gold", "gold=70", "=70%", "gold=700%"):
+        with pytest.raises(SystemExit) as stop:
+            main(["recommend", path, *FLOOR_ARGUMENTS, "--floor", wrong])
+        assert stop.value.code == 2
+
+
+def test_floors_decide_before_hits() -> None:
+    def made(name: str, fit: float, gold: tuple[float | None, float | None, float | None]) -> Trial:
+        return Trial(Candidate(name, {}), 1, fit, fit, (fit, fit), {"gold": gold})
+
+    floors = [Floor("gold", 0.5)]
+    lru = made("lru", 0.30, (0.1, 0.1, 0.1))
+    greedy = made("greedy", 0.50, (0.4, 0.6, 0.6))
+    fair = made("fair", 0.20, (0.6, 0.5, None))  # None: it asked nothing there
+    assert judge([lru, greedy, fair], 1).chosen is greedy
+    assert judge([lru, greedy, fair], 1, floors).chosen is fair
+    lucky = made("lucky", 0.25, (0.6, 0.6, 0.4))
+    refused = judge([lru, greedy, fair, lucky], 1, floors)
+    assert refused.chosen is None
+    assert refused.is_floor_broken
+    kind = made("lru", 0.30, (0.6, 0.6, 0.6))
+    assert judge([kind, made("better", 0.4, (0.6, 0.6, 0.6)), greedy], 1, floors).chosen is not None
+    assert judge([kind, fair], 1, floors).chosen is None
+    assert not judge([kind, fair], 1, floors).is_floor_broken
+
+
+def test_rates_of_tenants_are_by_part() -> None:
+    owners = ["gold", "free"] * 50
+    hits = [5, 0] * 30 + [10, 0] * 10 + [0, 0] * 10
+    made = trial(Candidate("x", {}), 1, [10] * 100, hits, objective_of("hit"), owners, [Floor("gold", 0.5)])
+    assert made.tenants == {"gold": (0.5, 1.0, 0.0)}
