@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from tools.conformance import Column, failures, new_failures, newly_passed, table
-from tools.environment import CHECKOUT, say
+from tools.environment import CHECKOUT, EngineEnv, Environment, load_pins, say
 
 #: Under tests/v1/core: the pool, its managers, and the schedulers that use them.
 ONLY = (
@@ -41,17 +41,6 @@ PLUGIN_PATH = (
     CHECKOUT / "tests/vllm/conformance",
     CHECKOUT / "tests/sglang/conformance",  # the report both plugins write
 )
-ENGINE = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_PLUGINS": "none",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
 #: What of a published model the tests read: its shape.
 CONFIGURATIONS = {
     "facebook/opt-125m": {
@@ -95,7 +84,13 @@ CONFIGURATIONS = {
 
 
 def run_column(
-    python: Path, name: str, tests: list[Path], home: Path, source: Path | None = None, *, test_timeout_s: int = 120
+    engine: EngineEnv,
+    name: str,
+    tests: list[Path],
+    home: Path,
+    source: Path | None = None,
+    *,
+    test_timeout_s: int = 120,
 ) -> Column:
     """Run `tests` once with pytest; `home` is the folder above `tests/`, without a vllm/ beside it.
 
@@ -108,14 +103,19 @@ def run_column(
             folder.mkdir(parents=True)
             (folder / "config.json").write_text(json.dumps(configuration))
         command = [
-            *(str(python), "-m", "pytest", "-q", "--tb=line", "-W", "ignore", "-p", "no:cacheprovider"),
+            *(str(engine.python), "-m", "pytest", "-q", "--tb=line", "-W", "ignore", "-p", "no:cacheprovider"),
             *("-c", os.devnull, "--rootdir", str(home), "--import-mode=importlib", "--noconftest"),
             *("--continue-on-collection-errors", f"--timeout={test_timeout_s}"),
             *("-p", "kvpolicy_conformance_vllm", "--kvpolicy-swap", name, "--kvpolicy-report", str(report)),
             *map(str, tests),
         ]
         path = [*([source] if source else []), *PLUGIN_PATH, home]
-        env = {**os.environ, **ENGINE, "PYTHONPATH": os.pathsep.join(map(str, path))}
+        env = {
+            **engine.env,
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "VLLM_PLUGINS": "none",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True)
         if done.returncode not in (0, 1) or not report.exists():  # 1: some tests failed
             said = done.stdout[-3000:] + done.stderr[-3000:]
@@ -154,9 +154,10 @@ def swapped(column: Column) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    pins = load_pins()["vllm"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", required=True, type=Path, help="unpacked source distribution of vLLM")
-    parser.add_argument("--python", required=True, type=Path, help="interpreter that has vLLM and pytest installed")
+    parser.add_argument("--vllm", default=pins["demo"], metavar="VERSION", help="installed version (%(default)s)")
     parser.add_argument("--python-level", action="store_true", help="use the distribution's own Python, not installed")
     parser.add_argument("--only", nargs="+", default=ONLY, metavar="GLOB", help=f"test files: {' '.join(ONLY)}")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS[:3]))
@@ -165,6 +166,9 @@ def main(argv: list[str] | None = None) -> int:
     source = arguments.source.resolve()
     if not any((source / "tests/v1/core").glob(arguments.only[0])):
         parser.error(f"no {arguments.only[0]} under {source}/tests/v1/core")
+    environment = Environment.default()
+    environment.ensure([], vllm_versions=[arguments.vllm])
+    engine = environment.vllm(arguments.vllm)
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch) / "home"
         home.mkdir()
@@ -173,11 +177,11 @@ def main(argv: list[str] | None = None) -> int:
         package = None
         if arguments.python_level:
             (folder := Path(scratch) / "package").mkdir()
-            package = python_level(arguments.python, source, folder)
+            package = python_level(engine.python, source, folder)
         columns = []
         for name in arguments.columns:
             say(f"{source.name}: {len(tests)} test files, {name} ...")
-            columns.append(run_column(arguments.python, name, tests, home, package))
+            columns.append(run_column(engine, name, tests, home, package))
     return report(columns)
 
 

@@ -1,0 +1,65 @@
+"""Run the checks of this folder inside a real vLLM: `check_*.py` are pytest modules that import it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parents[2]
+TIMEOUT_S = 850.0  # below pytest's own, so that what was printed is shown
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def in_vllm(vllm_env: Callable[..., Any]) -> Run:
+    """`in_vllm("-m", "pytest", ...)` -> what that Python printed, vLLM and this folder on its path."""
+
+    def run(*command: str) -> str:
+        engine = vllm_env()
+        path = [engine.env.get("PYTHONPATH"), *map(str, (CHECKOUT, CHECKOUT / "adapters", HERE))]
+        env = {
+            **engine.env,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "VLLM_PLUGINS": "none",  # the checks install the policy themselves
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
+        done = subprocess.run(
+            [str(engine.python), *command], cwd=HERE, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+        assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def check(in_vllm: Run) -> Run:
+    """`check("check_replay.py")` runs the checks of one file; what pytest printed."""
+
+    def run(file: str, *arguments: str) -> str:
+        return in_vllm(
+            *("-m", "pytest", "-q", "--tb=short", "-W", "ignore", "-p", "no:cacheprovider", "-c", os.devnull),
+            *("--rootdir", str(HERE), "--import-mode=importlib", "--noconftest"),
+            *("-o", "python_files=check_*.py", "-o", "python_functions=check_*", str(HERE / file), *arguments),
+        )
+
+    return run
+
+
+@pytest.fixture
+def told(in_vllm: Run) -> Callable[..., list[dict[str, Any]]]:
+    """`told("serve.py", "MODEL")` -> the JSON objects that the script printed."""
+
+    def run(script: str, *arguments: str) -> list[dict[str, Any]]:
+        output = in_vllm("-W", "ignore", str(HERE / script), *arguments)
+        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+    return run
