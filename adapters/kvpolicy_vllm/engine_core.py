@@ -157,10 +157,11 @@ def _status(core: Any) -> dict[str, Any] | None:
     active: ActivePolicy | None = getattr(core, "kvpolicy_active", None)
     if active is None:
         return None
-    parallel = core.vllm_config.parallel_config
+    # Replicas of a dense model are engines of their own, each with rank 0 in its configuration.
+    rank = getattr(core, "engine_index", core.vllm_config.parallel_config.data_parallel_rank)
     counts = active.on_evict.counts if isinstance(active.on_evict, EvictSeconds) else []
     return {
-        "dp_rank": int(parallel.data_parallel_rank),
+        "dp_rank": int(rank),
         "evict_seconds_counts": list(counts),
         "block": {**status.block(active), "workers": active.workers},
     }
