@@ -25,7 +25,7 @@ from kvpolicy.facts.vllm_blocks import (
     layer_bytes_per_token,
     mixed_dtype_block,
 )
-from kvpolicy.facts.vllm_cpu import cpu_backend, cpu_default_block, silent_wrong
+from kvpolicy.facts.vllm_cpu import cpu_backend, cpu_default_block, keeps_model_dtype, silent_wrong
 from kvpolicy.facts.vllm_names import name_refusal
 
 __all__ = ["compute_dtype", "resolve_vllm"]
@@ -51,14 +51,15 @@ def resolve_vllm(
     model: ModelFacts,
     tp: int = 1,
     layers: tuple[tuple[str, str], ...] = (),
+    compute: str | None = None,
 ) -> Outcome:
     """Total: every request on every known device and model has an outcome.
 
-    ``layers``: (layer range, dtype) as the policy writes them; what vLLM cannot express is in
-    :func:`kvpolicy.facts.layer_dtypes.layer_dtypes`.
+    ``compute``: the dtype the server computes in, where ``--dtype`` was given. ``layers``: (layer range, dtype) as the
+    policy writes them; what vLLM cannot express is in :func:`kvpolicy.facts.layer_dtypes.layer_dtypes`.
     """
     request = replace(request, kv_dtype=canonical(request.kv_dtype))
-    walk = _Walk(request, version, gpu, model, tp, compute_dtype(model, gpu))
+    walk = _Walk(request, version, gpu, model, tp, compute or compute_dtype(model, gpu))
     walk.names()
     walk.dtype_of_the_model()
     walk.skipped = layer_dtypes(layers, model, walk.compute)
@@ -155,6 +156,13 @@ class _Walk:
         if wrong is not None:
             name, reason, where = wrong
             self.refuse("kv_dtype", name, reason, where, self.kv_dtype)
+        elif keeps_model_dtype(self.kv_dtype, compute=self.compute) and self.kv_dtype != self.compute:
+            self.step(
+                "kv_dtype", Force(self.compute), "cpu-sixteen-bits",
+                "CPUs store the model's own dtype under any 16-bit name", "v1/attention/backends/cpu_attn.py",
+                self.kv_dtype, self.compute,
+            )  # fmt: skip
+            self.kv_dtype = self.compute
         elif self.kv_dtype.startswith("fp8_e") and "amx" not in self.gpu.traits:
             needs = "fp8 KV on a CPU needs AVX-512 or AMX and heads that are a multiple of 32"
             self.note("kv_dtype", "cpu-fp8-host", needs, "v1/attention/backends/cpu_attn.py _get_attn_isa")

@@ -13,8 +13,9 @@ from kvpolicy.facts.gpus import Gpu
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.facts.vllm_backends import Backend, rows_of
 
-__all__ = ["SILENT", "SilentDtype", "cpu_backend", "cpu_default_block", "silent_wrong"]
+__all__ = ["SILENT", "SilentDtype", "cpu_backend", "cpu_default_block", "keeps_model_dtype", "silent_wrong"]
 
+SIXTEEN_BITS = ("bf16", "fp16")
 _DEFAULT_BLOCK_TOKENS = 128
 _SOURCE = "platforms/cpu.py get_attn_backend_cls"
 
@@ -70,14 +71,16 @@ SILENT: tuple[SilentDtype, ...] = (
 
 
 def silent_wrong(kv_dtype: str, row: Backend, *, compute: str, version: Version) -> tuple[str, str, str] | None:
-    """(rule, reason, source) for a KV dtype that the CPU backend cannot store; None for one it can.
+    """(rule, reason, source) for a KV dtype that the CPU backend takes and cannot read, or refuses; None for the rest.
 
-    A dtype that is the model's own is what ``auto`` stores.
+    A 16-bit name under a 16-bit model is no fault, and no choice either: see :func:`keeps_model_dtype`.
     """
-    if kv_dtype in row.kv_dtypes or kv_dtype == compute:
+    if kv_dtype in row.kv_dtypes and not (kv_dtype in SIXTEEN_BITS and compute == "fp32"):
         return None
-    stored = ", ".join(dtype for dtype in row.kv_dtypes if dtype != "auto") or "nothing else"
-    if version >= (0, 33, 0):
+    if kv_dtype in SIXTEEN_BITS and compute in SIXTEEN_BITS:
+        return None
+    stored = ", ".join(dtype for dtype in row.kv_dtypes if dtype not in ("auto", *SIXTEEN_BITS)) or "nothing else"
+    if version >= (0, 33, 0) and kv_dtype not in SIXTEEN_BITS:
         return "cpu-dtype", f"{row.name} stores the model's dtype ({compute}) or {stored}", _SOURCE
     reason = (
         f"{row.name} stores the model's dtype ({compute}) or {stored}; this release takes {kv_dtype} without a word "
@@ -88,3 +91,8 @@ def silent_wrong(kv_dtype: str, row: Backend, *, compute: str, version: Version)
         times = measured.total_variation / measured.rounding
         reason += f" (measured under float32: {times:.0f} times as far off as {measured.against})"
     return "cpu-silent-dtype", reason, _SOURCE
+
+
+def keeps_model_dtype(kv_dtype: str, *, compute: str) -> bool:
+    """Whether a CPU stores the model's own dtype under this name: any 16-bit name of a 16-bit model."""
+    return kv_dtype in SIXTEEN_BITS and compute in SIXTEEN_BITS

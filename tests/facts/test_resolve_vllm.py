@@ -97,7 +97,6 @@ REFUSED = [
     ("0.32.0", "cpu", "smollm2-135m", {"page_size": 16}, "page_size", "kernel-block"),
     ("0.32.0", "cpu", "smollm2-135m", {"kv_dtype": "nvfp4"}, "kv_dtype", "cpu-silent-dtype"),
     ("0.32.0", "cpu", "smollm2-135m", {"kv_dtype": "int8_per_token_head"}, "kv_dtype", "cpu-silent-dtype"),
-    ("0.32.0", "cpu", "smollm2-135m", {"kv_dtype": "fp16"}, "kv_dtype", "cpu-silent-dtype"),
     ("0.33.0", "cpu", "smollm2-135m", {"kv_dtype": "nvfp4"}, "kv_dtype", "cpu-dtype"),
     ("0.32.0", "h200", "llama-3.1-8b", {"attention": "turboquant", "kv_dtype": "turboquant_k8v4"}, "attention",
      "backend-fit"),
@@ -174,12 +173,17 @@ def test_a_block_that_no_policy_can_name_is_left_to_the_engine() -> None:
 
 
 def test_silent_dtypes_are_far_from_rounding_and_refused() -> None:
+    where = {"version": (0, 32, 0), "gpu": GPUS["cpu"], "model": MODEL_FACTS["smollm2-135m"]}
     for row in SILENT:
         assert row.total_variation > 5 * row.rounding
-        compute_in = "smollm2-135m" if row.kv_dtype != "bf16" else "starcoder"  # bf16 and fp16 checkpoints
-        refusals = resolve("0.32.0", "cpu", compute_in, kv_dtype=row.kv_dtype).refusals
-        assert [r.rule.name for r in refusals] == ["cpu-silent-dtype"]
-        assert "without a word" in refusals[0].rule.reason
+        outcome = resolve_vllm(Settings(kv_dtype=row.kv_dtype), compute="fp32", **where)  # type: ignore[arg-type]
+        assert [refusal.rule.name for refusal in outcome.refusals] == ["cpu-silent-dtype"]
+        assert "without a word" in outcome.refusals[0].rule.reason
+
+
+def test_a_cpu_stores_the_models_own_sixteen_bits() -> None:
+    outcome = resolve("0.32.0", "cpu", "smollm2-135m", kv_dtype="fp16")
+    assert (outcome.kv_dtype, outcome.why("kv_dtype")[0].rule.name) == ("bf16", "cpu-sixteen-bits")
 
 
 @given(

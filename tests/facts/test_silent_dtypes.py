@@ -33,12 +33,13 @@ def apart(one: dict[str, Any], other: dict[str, Any]) -> float:
 def test_sixteen_bits_under_float32_are_misread(vllm_env: Callable[..., Any], tiny_model: Path) -> None:
     engine = vllm_env(VERSION)
     float32 = ask(engine, tiny_model, "float32", "auto", "bfloat16", "nvfp4", "int8_per_token_head", "fp8_e4m3")
-    bfloat16 = ask(engine, tiny_model, "bfloat16", "auto", "bfloat16")
+    bfloat16 = ask(engine, tiny_model, "bfloat16", "auto", "bfloat16", "float16")
     assert float32["auto"]["cached_tokens"] == 384
     rounding = apart(float32["auto"], bfloat16["auto"])
     assert 0 < rounding < 0.001
     assert apart(float32["auto"], float32["bfloat16"]) > 10 * rounding
-    assert apart(bfloat16["auto"], bfloat16["bfloat16"]) == 0, "the model's own dtype is what auto stores"
+    for name in ("bfloat16", "float16"):
+        assert apart(bfloat16["auto"], bfloat16[name]) == 0, "a 16-bit model's own dtype is stored under either name"
     for name in ("nvfp4", "int8_per_token_head"):
         if "error" in float32[name]:  # an old CPU refuses every quantized name, fp8 included
             assert NO_AVX512 in float32[name]["error"]
