@@ -112,6 +112,8 @@ class _Walk:
                 "model_executor/models/config.py GlmMoeDsaForCausalLM", AUTO, "fp8_e4m3",
             )  # fmt: skip
             self.kv_dtype = "fp8_e4m3"
+        if model.architecture.startswith("DeepseekV32") and self.kv_dtype == "bf16":
+            self.kv_dtype = AUTO  # that model's word for "not fp8" (models/config.py DeepseekV32ForCausalLM)
         if model.is_mla and self.kv_dtype in ("nvfp4", "nvfp4_4over6"):
             self.refuse("kv_dtype", "mla-nvfp4", "MLA has no plain NVFP4 KV", "config/vllm.py", self.kv_dtype)
         if self.kv_dtype.endswith("_ds_mla") and not model.is_dsa:
