@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
     facts = parser.add_argument_group("what a deployment will make of it")
     facts.add_argument(
-        "--engine", metavar="ENGINE[==VERSION]", help="sglang==0.5.23: page size, dtype and backend it will use"
+        "--engine",
+        metavar="ENGINE[==VERSION]",
+        help="sglang==0.5.23 or vllm==0.32.0: page size, dtype and backend it will use",
     )
     facts.add_argument("--model", metavar="DIR|config.json", help="the model's folder or its config.json")
     facts.add_argument("--gpu", help="the GPU, like h200")
