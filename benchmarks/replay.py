@@ -11,6 +11,7 @@ same run where it is installed, on the same blocks.
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from pathlib import Path
 
@@ -29,6 +30,7 @@ SCORES = {
     "stable": "200 * log1p(hits) - depth_tokens / 1000",
     "decay": "200 * log1p(hits) - idle_requests",
     "dynamic": "log1p(hits) / (1 + idle_requests)",
+    "long": "(1 + hits) * exp(-idle_s / (60 + 4 * reuse_gap_s)) * sqrt(depth_tokens) / (1 + age_requests) ** 0.5",
 }
 
 
@@ -97,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the conversation trace only")
     args = parser.parse_args()
+    gc.disable()  # as `kvpolicy replay` does: nodes are freed when they are removed
     lru = from_result(load("lru"), "lru")
     print("conversation, 6,015 requests, 153,002 blocks of 512 tokens")
     for granularity in ("node", "page"):
