@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tools.environment import EngineEnv
@@ -44,7 +45,7 @@ def injecting(engine: EngineEnv, folder: Path, code: str) -> EngineEnv:
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
     path = os.pathsep.join([str(folder), engine.env["PYTHONPATH"]])
-    return EngineEnv(engine.version, engine.python, {**engine.env, "PYTHONPATH": path})
+    return replace(engine, env={**engine.env, "PYTHONPATH": path})
 
 
 def in_children(statements: str) -> str:

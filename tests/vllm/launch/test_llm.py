@@ -104,10 +104,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_bench_latency(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path, disabled: bool) -> None:
+def test_bench_latency(vllm_env: VllmEnv, real_model: Path, tmp_path: Path, disabled: bool) -> None:
+    """The real model: vLLM draws its prompts from the first 10,000 tokens of a vocabulary."""
     policy = write_policy(tmp_path)
     engine = vllm_env("0.32.0", {**IN_PROCESS, **({"KVPOLICY_DISABLE": "1"} if disabled else {})})
-    output = run_program(engine, tmp_path, BENCH, str(tiny_model), str(policy))
+    output = run_program(engine, tmp_path, BENCH, str(real_model), str(policy))
     assert "Avg latency" in output
     ignored = f"KVPOLICY_DISABLE is set: --kv-policy {policy} is ignored, the engine runs stock"
     assert (ignored in output) == disabled
