@@ -51,6 +51,8 @@ def policies() -> dict[str, CompiledEviction]:
         "stable": compile_eviction(Eviction(score="log1p(hits) + 0.001 * depth_tokens")),
         "decay": compile_eviction(Eviction(score="log1p(hits) - 0.001 * idle_requests")),
         "dynamic": compile_eviction(Eviction(score="log1p(hits) / (1 + idle_requests)")),
+        "reuse_rate": compile_eviction(Eviction(policy="reuse_rate")),
+        "adaptive": compile_eviction(Eviction(policy="adaptive")),
         "rules+tenants": compile_eviction(Eviction(policy="lru", rules=compiled_rules, tenants=tenants)),
     }
 
@@ -91,7 +93,8 @@ class Pool:
         self.index.clock.arrive(int(self.now))
         leaf = Leaf(self.now, self.rng.choice(self.requests), len(self.leaves))
         self.leaves.append(leaf)
-        self.index.insert(leaf, None, leaf.request, UNIT_TOKENS, UNIT_TOKENS * self.rng.randrange(1, 100))
+        depth_tokens = UNIT_TOKENS * self.rng.randrange(1, 100)
+        self.index.insert(leaf, None, leaf.request, UNIT_TOKENS, depth_tokens, content_key=int(self.now))
         self.index.add(leaf)
 
     def use(self, leaf: Leaf) -> None:

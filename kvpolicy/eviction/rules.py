@@ -119,6 +119,7 @@ class RuleBook:
         self.clear(pool_tokens)
 
     def clear(self, pool_tokens: int) -> None:
+        self._expired_ms = -1  # the time up to which nothing is left to expire
         self._expiry.clear()
         self._budgets = [
             None
@@ -167,10 +168,13 @@ class RuleBook:
             self._touch_member(handle, meta)
 
     def expire(self) -> None:
-        """End every protection whose time is over. Cheap when there is none."""
+        """End every protection whose time is over. Free while the time stands still: a ttl is above 0."""
         expiry, now_ms = self._expiry, self._clock.now_ms
+        if now_ms == self._expired_ms:
+            return
         while expiry and (top := expiry.peek()) is not None and top[0] <= now_ms:
             self.unprotect(top[1])
+        self._expired_ms = now_ms
 
     def unprotect(self, handle: Handle) -> None:
         meta = handle.kvp

@@ -121,7 +121,8 @@ def test_shadows_are_bounded_and_sampled_alike() -> None:
     algorithm._most_tokens = 10**9
     for key in range(20_000):
         algorithm.clock.arrive()
-        algorithm._duel(Content(key, key, 0), 1)
+        if algorithm._is_drawn(key):
+            algorithm._duel(Content(key, key, 0), 1)
     assert algorithm._sample_bits >= 3
     for shadow in (algorithm.lru_shadow, algorithm.rate_shadow):
         assert 0 < len(shadow.tokens) <= adaptive._SHADOW_CONTENTS + 1

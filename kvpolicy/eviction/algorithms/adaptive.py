@@ -69,7 +69,7 @@ class Adaptive(ReuseRate):
         self.by_rate = False
         self.lead = self.asked = 0
         self.switches = 0
-        self._sample_bits = 0  # one content in 2 ** this many is drawn
+        self._sample_bits, self._draw_shift = 0, 64  # one content in 2 ** bits is drawn: the top bits of its key are 0
         self._resident_tokens = self._most_tokens = 0
         self.lru_shadow = Shadow(LazyHeap(_used, KeyChange.SHRINKS))
         self.rate_shadow = Shadow(SampledOrder(self._shadow_rank, self.clock))
@@ -83,11 +83,17 @@ class Adaptive(ReuseRate):
         super().inserted(handle)
         self._resident_tokens += handle.kvp.size_tokens
         self._most_tokens = max(self._most_tokens, self._resident_tokens)
-        self._duel(handle.kvp.state, handle.kvp.size_tokens)
+        content: Content = handle.kvp.state
+        if content.key is not None and self._is_drawn(content.key):
+            self._duel(content, handle.kvp.size_tokens)
 
     def touched(self, handle: Handle) -> None:
-        super().touched(handle)
-        self._duel(handle.kvp.state, handle.kvp.size_tokens)
+        meta = handle.kvp
+        content: Content = meta.state
+        self._used(content, meta.size_tokens)
+        key = content.key
+        if key is not None and not ((key * _SPREAD) & _MASK64) >> self._draw_shift:
+            self._duel(content, meta.size_tokens)
 
     def removed(self, handle: Handle, evicted: bool) -> None:
         super().removed(handle, evicted)
@@ -96,11 +102,10 @@ class Adaptive(ReuseRate):
     # -- the duel --
 
     def _is_drawn(self, key: int) -> bool:
-        return not ((key * _SPREAD) & _MASK64) >> (64 - self._sample_bits)
+        return not ((key * _SPREAD) & _MASK64) >> self._draw_shift
 
     def _duel(self, content: Content, tokens: int) -> None:
-        if content.key is None or not self._is_drawn(content.key):
-            return
+        """A request uses a content of the sample."""
         capacity = self._most_tokens >> self._sample_bits
         lru_hit = self.lru_shadow.use(content, tokens, capacity)
         rate_hit = self.rate_shadow.use(content, tokens, capacity)
@@ -118,6 +123,7 @@ class Adaptive(ReuseRate):
 
     def _thin(self) -> None:
         self._sample_bits += 1
+        self._draw_shift -= 1
         for shadow in (self.lru_shadow, self.rate_shadow):
             for content in list(shadow.tokens):
                 if content.key is None or not self._is_drawn(content.key):

@@ -121,7 +121,7 @@ class ReuseRate(Algorithm):
             content = Content(
                 meta.content_key, self.clock.request_seq, self.pace if above is None else above.state.pace
             )
-            self._settle(content)
+            content.shift = (content.pace - _MIDDLE * _FINE) * _OWN // (_FINE * _WHOLE)
         else:
             self._used(content, min(content.tokens, meta.size_tokens))
         meta.state = content
@@ -164,35 +164,39 @@ class ReuseRate(Algorithm):
     # -- what is learned --
 
     def _used(self, content: Content, tokens: int) -> None:
-        wait = _bucket((self.clock.request_seq - content.used_seq) * _TICKS)
-        self.reused[content.klass][_within(wait - content.shift)] += tokens
+        """One wait has ended. In one piece: it runs at every touch."""
+        seq = self.clock.request_seq
+        ticks = (seq - content.used_seq) * _TICKS + 4
+        octave = ticks.bit_length() - 3
+        wait = 4 * octave + ((ticks >> octave) & 3)
+        at = wait - content.shift
+        self.reused[content.klass][0 if at < 0 else at if at < BUCKETS else BUCKETS - 1] += tokens
         wait *= _FINE
         self.pace += (wait - self.pace) // 100
-        content.pace += (wait - content.pace) * _NEWEST // _FINE
-        content.used_seq = self.clock.request_seq
-        content.uses += 1
-        self._settle(content)
-        self._count(tokens)
-
-    def _settle(self, content: Content) -> None:
-        """Its class and pace are those of its next wait."""
-        content.klass = min(content.uses.bit_length(), CLASSES - 1)
-        content.shift = (content.pace - _MIDDLE * _FINE) * _OWN // (_FINE * _WHOLE)
+        content.pace = pace = content.pace + (wait - content.pace) * _NEWEST // _FINE
+        content.shift = (pace - _MIDDLE * _FINE) * _OWN // (_FINE * _WHOLE)
+        content.used_seq = seq
+        content.uses = uses = content.uses + 1
+        content.klass = uses.bit_length() if uses < 4 else CLASSES - 1
+        self._waits += 1
+        self._tokens += tokens
+        if self._waits >= self._look_at:
+            self._look()
 
     def _forget(self, content: Content) -> None:
         age = _bucket((self.clock.request_seq - content.used_seq) * _TICKS) - content.shift
         self.lost[content.klass][_within(age)] += content.tokens
-        self._count(content.tokens)
-
-    def _count(self, tokens: int) -> None:
         self._waits += 1
-        self._tokens += tokens
+        self._tokens += content.tokens
         if self._waits >= self._look_at:
-            self._look_at = self._waits + min(self._waits, max(_LOOK, len(self.ghosts)))
-            self._learn()
-            for table in (self.reused, self.lost):
-                for row in table:
-                    row[:] = [_KEPT * tokens for tokens in row]
+            self._look()
+
+    def _look(self) -> None:
+        self._look_at = self._waits + min(self._waits, max(_LOOK, len(self.ghosts)))
+        self._learn()
+        for table in (self.reused, self.lost):
+            for row in table:
+                row[:] = [_KEPT * tokens for tokens in row]
 
     def _learn(self) -> None:
         """Rates from what is known now. A class that little is known of goes by all, all by lru's falling chances."""
