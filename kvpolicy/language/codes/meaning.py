@@ -25,8 +25,8 @@ MEANING = codes(
     Code(
         "KVP302",
         "unknown eviction policy",
-        "The built-in orders are lru, lfu, fifo, filo, mru, slru, priority, tlru, gdsf, s3fifo, sieve and "
-        "hit_density. For another, write a `score`.",
+        "The built-in orders are lru, lfu, fifo, filo, mru, slru, priority, tlru, gdsf, s3fifo, sieve, "
+        "hit_density, reuse_rate and adaptive. For another, write a `score`.",
         bad="eviction: {policy: lri}\n",
         good="eviction: {policy: lru}\n",
     ),
