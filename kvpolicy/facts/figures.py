@@ -44,6 +44,8 @@ def _cell(where: Deployment, model: ModelFacts, dtype: str, outcome: Outcome | N
     if _is_vllm(where):
         compute = compute_dtype(model, where.gpu) if where.gpu else model.dtype
         skipped = len(outcome.skip_layers) if outcome else 0
+        if outcome and any(step.rule.name == "sparse-layout" for step in outcome.steps):
+            dtype = "fp8_ds_mla"
         return vllm_kv_bytes(model, dtype, compute=compute, skipped_layers=skipped, tp=where.tp)
     if dtype not in ELEMENT_BITS:  # a dtype of another engine
         return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvpolicy.facts.dtypes import canonical
 from kvpolicy.facts.errors import FactsArgumentError
+from kvpolicy.facts.kv_quant import sglang_kv_quant, vllm_kv_quant
 from kvpolicy.facts.linear_state import LinearState, linear_state
 from kvpolicy.facts.weights import weight_bytes
 
@@ -225,7 +226,7 @@ def _read(
         index_kpool=int(text.get("index_kpool") or 1),
         sliding_window=_optional_int(text.get("sliding_window")),
         context_tokens=_optional_int(text.get("max_position_embeddings")),
-        kv_quant=_kv_quant(config, hf_quant),
+        kv_quant=sglang_kv_quant(config, hf_quant),
         weights_bytes=weights,
         weights_from=weights_from,
         qk_norm=_has_qk_norm(text),
@@ -233,7 +234,7 @@ def _read(
         window_layers=_window_layers(text, layers),
         softcap=bool(text.get("attn_logit_softcapping")),
         linear_state=linear_state(architecture, text),
-        vllm_kv_quant=_vllm_kv_quant(config),
+        vllm_kv_quant=vllm_kv_quant(config),
         notes=tuple(notes),
     )
 
@@ -333,41 +334,6 @@ def _window_layers(text: Mapping[str, Any], layers: int) -> int:
     if every:
         return layers - layers // int(every)
     return layers
-
-
-def _kv_quant(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None) -> str | None:
-    """KV dtype of a quantized checkpoint that ``auto`` follows: SGLang looks at kv_cache_quant_algo == FP8 only."""
-    sections = [config.get("quantization_config"), hf_quant, (hf_quant or {}).get("quantization")]
-    for section in sections:
-        if isinstance(section, Mapping):
-            scheme = section.get("kv_cache_scheme")
-            eight_bits = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
-            if str(section.get("kv_cache_quant_algo", "")).upper() == "FP8":
-                return "fp8_e4m3"
-            if eight_bits and section.get("quant_method") == "modelopt":
-                return "fp8_e4m3"
-    return None
-
-
-def _vllm_kv_quant(config: Mapping[str, Any]) -> str | None:
-    """utils/torch_utils.py get_kv_cache_quant_algo_string (ModelOpt), and attention.py for compressed-tensors."""
-    section = config.get("quantization_config")
-    if not isinstance(section, Mapping):
-        return None
-    method = str(section.get("quant_method", ""))
-    inner = section.get("quantization")
-    sources = (inner if isinstance(inner, Mapping) else section, section)
-    scheme = sources[0].get("kv_cache_scheme") or section.get("kv_cache_scheme")
-    if method == "compressed-tensors":
-        return "fp8_e4m3" if scheme else None
-    if not method.startswith("modelopt"):
-        return None
-    named = scheme or next(
-        (source["kv_cache_quant_algo"] for source in sources if source.get("kv_cache_quant_algo")), None
-    )
-    if isinstance(named, Mapping):
-        named = {8: "fp8", 4: "nvfp4"}.get(named.get("num_bits", 0)) if named.get("type") == "float" else None
-    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(named).lower())
 
 
 def _has_qk_norm(text: Mapping[str, Any]) -> bool:

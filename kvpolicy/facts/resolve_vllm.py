@@ -67,6 +67,7 @@ def resolve_vllm(
     if not walk.refusals:  # a name that the release does not know hides everything after it
         row = walk.on_cpu() if "cpu" in gpu.traits else walk.on_gpu()
     if row is not None:
+        walk.sparse_layout(row)
         walk.block(row)
     return walk.outcome(row)
 
@@ -226,6 +227,17 @@ class _Walk:
         value = {"page_size": block, "kv_dtype": self.kv_dtype}.get(blame)
         self.refuse(blame, "no-backend", "no attention backend fits: " + "; ".join(told), _SELECTOR, value)
 
+    def sparse_layout(self, row: Backend) -> None:
+        """Some sparse backends have one packed fp8 layout only."""
+        source = "model_executor/layers/attention/mla_attention.py _canonicalize_sparse_mla_kv_cache_dtype"
+        if row.name == "flashinfer_mla_sparse_sm120" and self.kv_dtype == AUTO:
+            reason = "the sparse backend of SM120 stores fp8_ds_mla whatever the model's dtype"
+            self.step("kv_dtype", Force("fp8_ds_mla"), "sparse-layout", reason, source, AUTO, "fp8_ds_mla")
+            self.kv_dtype = "fp8_ds_mla"
+        elif row.name in ("flashmla_sparse", "flashinfer_mla_sparse_sm120") and self.kv_dtype == "fp8_e4m3":
+            reason = "fp8 of sparse MLA is stored as fp8_ds_mla: 656 bytes a token and layer"
+            self.note("kv_dtype", "sparse-layout", reason, source, warn=False)
+
     # -- block size
 
     def boundary(self) -> tuple[str, ...]:
@@ -317,8 +329,8 @@ class _Walk:
         rule = Rule(name=name, field=of, effect=effect, reason=reason, source=source)
         self.steps.append(Step(rule, before, after))
 
-    def note(self, of: Field, name: str, reason: str, source: str) -> None:
-        self.step(of, Note(warn=True), name, reason, source, None, None)
+    def note(self, of: Field, name: str, reason: str, source: str, *, warn: bool = True) -> None:
+        self.step(of, Note(warn), name, reason, source, None, None)
 
     def refuse(self, of: Field, name: str, reason: str, source: str, value: Value | None) -> None:
         self.refusals.append(Refusal(Rule(name=name, field=of, effect=Deny(), reason=reason, source=source), value))

@@ -48,7 +48,7 @@ GOLDEN = [
     ("0.32.0", "h200", "deepseek-v3", {"kv_dtype": "fp8_e4m3"}, (64, 64, "fp8_e4m3", "flashmla")),
     ("0.32.0", "h200", "deepseek-v3.2", {}, (64, 64, "bf16", "flash_attn_mla_sparse")),
     ("0.32.0", "h200", "deepseek-v3.2", {"page_size": 128}, (128, 64, "bf16", "flash_attn_mla_sparse")),
-    ("0.32.0", "rtx5090", "deepseek-v3.2", {"kv_dtype": "bf16"}, (64, 64, "bf16", "flashinfer_mla_sparse_sm120")),
+    ("0.32.0", "rtx5090", "deepseek-v3.2", {"kv_dtype": "bf16"}, (64, 64, "fp8_ds_mla", "flashinfer_mla_sparse_sm120")),
     ("0.32.0", "b200", "glm-5.1", {}, (64, 64, "fp8_e4m3", "flashinfer_mla_sparse")),
     ("0.28.0", "b200", "glm-5.1", {}, (64, 64, "bf16", "flashmla_sparse")),
     ("0.32.0", "h200", "gpt-oss-20b", {}, (16, 16, "bf16", "flash_attn")),

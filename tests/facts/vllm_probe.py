@@ -269,6 +269,8 @@ def _token_bytes(config: Any, backend: Any) -> int | None:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, get_kv_quant_mode
 
     model, name = config.model_config, config.cache_config.cache_dtype
+    if name.endswith("_ds_mla"):
+        return None  # the layer itself states the bytes of these
     dtype = model.dtype if name == "auto" else STR_DTYPE_TO_TORCH_DTYPE[name]
     kind = MLAAttentionSpec if model.use_mla else FullAttentionSpec
     with contextlib.suppress(NotImplementedError), set_current_vllm_config(config):
