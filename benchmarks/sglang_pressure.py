@@ -55,7 +55,10 @@ class Side:
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port), *extra],
-                stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
             )
 
     def call(self, path: str, body: Any = None, timeout_s: float = 600) -> str:
@@ -144,10 +147,16 @@ def kvpolicy_state(side: Side) -> Any:
 
 
 def machine() -> str:
-    gpu = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
-    ).stdout.strip() if Path("/usr/bin/nvidia-smi").exists() else ""
+    gpu = (
+        subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.strip()
+        if Path("/usr/bin/nvidia-smi").exists()
+        else ""
+    )
     return f"{gpu or 'no GPU'}; {os.cpu_count()} CPUs; Python {platform.python_version()}"
 
 
@@ -178,19 +187,28 @@ def measure(sides: list[Side], args: argparse.Namespace, deadline: float) -> Non
                 side.evict_calls += calls
                 side.evict_s += spent
             mean_ms = 1e3 * spent / calls if calls else 0.0
-            print(f"window {number:3d}  {side.name:12s} {rate:8.0f} requests/s  "
-                  f"{calls:5.0f} evictions, {mean_ms:7.2f} ms each", flush=True)
+            print(
+                f"window {number:3d}  {side.name:12s} {rate:8.0f} requests/s  "
+                f"{calls:5.0f} evictions, {mean_ms:7.2f} ms each",
+                flush=True,
+            )
         full_rounds += evicting == len(sides) and all(len(side.full) > full_rounds for side in sides)
 
 
 def report(sides: list[Side], alike: dict[str, str]) -> dict[str, Any]:
     stock = sides[0]
     rows: dict[str, Any] = {}
-    print(f"\n{'side':12s} {'unpressured':>12s} {'full':>8s} {'full/own':>9s} {'ms/evict':>9s}   ratio to "
-          f"{stock.name}: unpressured, full [95 % interval]")
+    print(
+        f"\n{'side':12s} {'unpressured':>12s} {'full':>8s} {'full/own':>9s} {'ms/evict':>9s}   ratio to "
+        f"{stock.name}: unpressured, full [95 % interval]"
+    )
     for side in sides:
-        row: dict[str, Any] = {"unpressured": side.idle, "full": side.full, "evict_calls": side.evict_calls,
-                               "evict_ms": 1e3 * side.evict_s / side.evict_calls if side.evict_calls else None}
+        row: dict[str, Any] = {
+            "unpressured": side.idle,
+            "full": side.full,
+            "evict_calls": side.evict_calls,
+            "evict_ms": 1e3 * side.evict_s / side.evict_calls if side.evict_calls else None,
+        }
         free, full = (statistics.median(x) if x else float("nan") for x in (side.idle, side.full))
         text = f"{side.name:12s} {free:12.0f} {full:8.0f} {full / free:9.2f} {row['evict_ms'] or 0:9.2f}"
         if side is not stock:
@@ -207,7 +225,8 @@ def report(sides: list[Side], alike: dict[str, str]) -> dict[str, Any]:
 
 def main() -> int:
     own, _, rest = (lambda a: (a[: a.index("--")], "--", a[a.index("--") + 1 :]) if "--" in a else (a, "", []))(
-        sys.argv[1:])
+        sys.argv[1:]
+    )
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--side", action="append", required=True, help="stock, or NAME=POLICY; the first is the base")
@@ -229,8 +248,18 @@ def main() -> int:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         sides.append(Side(name, policy or None, port, args.logs / f"sglang-{name}.log"))
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", args.model, "--host", "127.0.0.1",
-               "--enable-metrics", "--skip-server-warmup", *rest]
+    command = [
+        sys.executable,
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        args.model,
+        "--host",
+        "127.0.0.1",
+        "--enable-metrics",
+        "--skip-server-warmup",
+        *rest,
+    ]
     print("machine:", machine())
     print("command:", shlex.join([Path(sys.executable).name, *sys.argv]), flush=True)
     try:
@@ -240,15 +269,22 @@ def main() -> int:
         waiting = list(sides)
         while waiting:
             if time.monotonic() - started > args.start_s:
-                raise SystemExit(f"not healthy in {args.start_s:.0f} s: {[s.name for s in waiting]}\n"
-                                 + waiting[0].log.read_text(errors="replace")[-4000:])
+                raise SystemExit(
+                    f"not healthy in {args.start_s:.0f} s: {[s.name for s in waiting]}\n"
+                    + waiting[0].log.read_text(errors="replace")[-4000:]
+                )
             waiting = [side for side in waiting if not side.healthy()]
             time.sleep(1)
         print(f"all healthy after {time.monotonic() - started:.0f} s", flush=True)
         alike = outputs_alike(sides, args.compare, args.vocabulary)
         measure(sides, args, started + args.stop_after_s)
-        result = {"machine": machine(), "command": sys.argv, "sides": report(sides, alike), "outputs": alike,
-                  "kvpolicy": {side.name: kvpolicy_state(side) for side in sides if side.policy}}
+        result = {
+            "machine": machine(),
+            "command": sys.argv,
+            "sides": report(sides, alike),
+            "outputs": alike,
+            "kvpolicy": {side.name: kvpolicy_state(side) for side in sides if side.policy},
+        }
         print(json.dumps(result["kvpolicy"])[:3000])
         if args.out:
             args.out.write_text(json.dumps(result, indent=1))
