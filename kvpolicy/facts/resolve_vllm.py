@@ -25,7 +25,7 @@ from kvpolicy.facts.vllm_blocks import (
     layer_bytes_per_token,
     mixed_dtype_block,
 )
-from kvpolicy.facts.vllm_cpu import cpu_backend, cpu_default_block, keeps_model_dtype, silent_wrong
+from kvpolicy.facts.vllm_cpu import SIXTEEN_BITS, cpu_backend, cpu_default_block, keeps_model_dtype, silent_wrong
 from kvpolicy.facts.vllm_names import name_refusal
 
 __all__ = ["compute_dtype", "resolve_vllm"]
@@ -115,11 +115,24 @@ class _Walk:
             self.kv_dtype = "fp8_e4m3"
         if model.architecture.startswith("DeepseekV32") and self.kv_dtype == "bf16":
             self.kv_dtype = AUTO  # that model's word for "not fp8" (models/config.py DeepseekV32ForCausalLM)
+        if self.kv_dtype in SIXTEEN_BITS and self.kv_dtype != self.compute:
+            self.other_sixteen_bits()
         if model.is_mla and self.kv_dtype in ("nvfp4", "nvfp4_4over6"):
             self.refuse("kv_dtype", "mla-nvfp4", "MLA has no plain NVFP4 KV", "config/vllm.py", self.kv_dtype)
         if self.kv_dtype.endswith("_ds_mla") and not model.is_dsa:
             reason = f"{self.kv_dtype} is a layout of sparse MLA"
             self.refuse("kv_dtype", "sparse-mla-layout", reason, "v1/attention/backends/mla", self.kv_dtype)
+
+    def other_sixteen_bits(self) -> None:
+        source = "config/vllm.py _reject_mismatched_float_kv_cache"
+        if self.version >= (0, 33, 0):
+            reason = f"a 16-bit KV dtype other than the model's ({self.compute}) is refused since vLLM 0.33"
+            self.refuse("kv_dtype", "other-sixteen-bits", reason, source, self.kv_dtype)
+        elif "cpu" not in self.gpu.traits:
+            reason = (
+                f"vLLM 0.33 refuses a 16-bit KV dtype other than the model's ({self.compute}); this release takes it"
+            )
+            self.note("kv_dtype", "other-sixteen-bits", reason, source)
 
     # -- attention backend
 

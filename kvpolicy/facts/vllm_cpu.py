@@ -13,7 +13,15 @@ from kvpolicy.facts.gpus import Gpu
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.facts.vllm_backends import Backend, rows_of
 
-__all__ = ["SILENT", "SilentDtype", "cpu_backend", "cpu_default_block", "keeps_model_dtype", "silent_wrong"]
+__all__ = [
+    "SILENT",
+    "SIXTEEN_BITS",
+    "SilentDtype",
+    "cpu_backend",
+    "cpu_default_block",
+    "keeps_model_dtype",
+    "silent_wrong",
+]
 
 SIXTEEN_BITS = ("bf16", "fp16")
 _DEFAULT_BLOCK_TOKENS = 128

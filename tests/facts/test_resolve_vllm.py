@@ -99,6 +99,8 @@ REFUSED = [
     ("0.32.0", "cpu", "smollm2-135m", {"kv_dtype": "nvfp4"}, "kv_dtype", "cpu-silent-dtype"),
     ("0.32.0", "cpu", "smollm2-135m", {"kv_dtype": "int8_per_token_head"}, "kv_dtype", "cpu-silent-dtype"),
     ("0.33.0", "cpu", "smollm2-135m", {"kv_dtype": "nvfp4"}, "kv_dtype", "cpu-dtype"),
+    ("0.33.0", "cpu", "smollm2-135m", {"kv_dtype": "fp16"}, "kv_dtype", "other-sixteen-bits"),
+    ("0.33.0", "h200", "starcoder", {"kv_dtype": "bf16"}, "kv_dtype", "other-sixteen-bits"),
     ("0.32.0", "h200", "llama-3.1-8b", {"attention": "turboquant", "kv_dtype": "turboquant_k8v4"}, "attention",
      "backend-fit"),
 ]  # fmt: skip
