@@ -109,8 +109,8 @@ last 40 % were printed beside them, and not used).
 
 AIMS = """\
 Share of the distance from `lru` to the clairvoyant that is closed over the last 40 % of the requests, in brackets.
-*clairvoyant by node* knows the future too, but evicts whole nodes, farthest first, and caches every prompt, as the engine
-does. It is no bound (it ignores sizes), but it shows what whole nodes cost.
+*clairvoyant by node* knows the future too, but evicts whole nodes, farthest first, and caches every prompt, as the
+engine does. It is no bound (it ignores sizes), but it shows what whole nodes cost.
 """
 
 NOT_REACHED = """\
