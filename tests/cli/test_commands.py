@@ -167,4 +167,4 @@ def test_dump_quotes_what_would_read_as_something_else() -> None:
 def test_the_package_runs_as_a_module(module) -> None:
     done = subprocess.run([sys.executable, "-m", module, "list"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    assert done.stdout.startswith("agentic ")
+    assert "\nagentic " in done.stdout
