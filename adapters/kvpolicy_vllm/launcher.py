@@ -173,7 +173,8 @@ def _refuse(active: ActivePolicy, vllm_config: Any) -> None:
             raise SystemExit(
                 f"kvpolicy: {active.source}: a policy cannot be used with {flag}: Ray actors do not inherit it"
             )
-    cache_hooks.refuse(active, cache_hooks.verdict_on(active, vllm_config, None))
+    if refused := cache_hooks.refusal(active, cache_hooks.verdict_on(active, vllm_config, None)):
+        raise SystemExit(refused)
 
 
 def _carry(active: ActivePolicy) -> None:

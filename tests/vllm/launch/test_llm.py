@@ -96,6 +96,7 @@ BENCH = """\
 import sys
 from vllm.entrypoints.cli.main import main
 sys.argv = ["vllm", "bench", "latency", "--model", sys.argv[1], "--kv-policy", sys.argv[2], "--enforce-eager",
+            "--enable-prefix-caching",
             "--max-model-len", "256", "--num-gpu-blocks-override", "33", "--input-len", "32", "--output-len", "2",
             "--batch-size", "1", "--num-iters", "1", "--num-iters-warmup", "1"]
 if __name__ == "__main__":
@@ -105,7 +106,10 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("disabled", [False, True])
 def test_bench_latency(vllm_env: VllmEnv, real_model: Path, tmp_path: Path, disabled: bool) -> None:
-    """The real model: vLLM draws its prompts from the first 10,000 tokens of a vocabulary."""
+    """The real model: vLLM draws its prompts from the first 10,000 tokens of a vocabulary.
+
+    This benchmark turns prefix caching off unless told otherwise, which a policy's eviction would be in conflict with.
+    """
     policy = write_policy(tmp_path)
     engine = vllm_env("0.32.0", {**IN_PROCESS, **({"KVPOLICY_DISABLE": "1"} if disabled else {})})
     output = run_program(engine, tmp_path, BENCH, str(real_model), str(policy))

@@ -35,6 +35,7 @@ def test_a_cache_that_the_policy_cannot_steer(vllm_env: VllmEnv, tiny_model: Pat
     assert_said(done, "(--no-enable-prefix-caching)")
     assert_said(done, f"(policy: {policy}:11:3)")
     assert "Loading weights" not in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_what_the_model_makes_of_a_dtype(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path) -> None:
