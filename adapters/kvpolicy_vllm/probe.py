@@ -38,10 +38,10 @@ def require_supported_engine() -> None:
     if os.environ.get(UNTESTED_ENV) == "1":
         import logging
 
-        logging.getLogger("kvpolicy").warning("vLLM %s is outside the tested range %s; continuing", version, span)
+        logging.getLogger("kvpolicy").warning("vLLM %s is outside the supported range %s; continuing", version, span)
         return
     raise SystemExit(
-        f"kvpolicy: vLLM {version} is not supported: its policies are tested on {span}.\n"
+        f"kvpolicy: vLLM {version} is not supported: the places where a policy goes in are known for {span}.\n"
         f"Remove --kv-policy, use a supported version, or set {UNTESTED_ENV}=1 to try it on your own risk."
     )
 

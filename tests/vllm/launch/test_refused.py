@@ -73,7 +73,7 @@ def test_an_unsupported_engine(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Pa
     engine = injecting(vllm_env(), tmp_path / "fault", newer)
     done = launch(engine, tiny_model, "--kv-policy", str(write_policy(tmp_path)))
     assert done.returncode == 1
-    assert_said(done, "vLLM 0.34.0 is not supported: its policies are tested on 0.26 to 0.33")
+    assert_said(done, "vLLM 0.34.0 is not supported: the places where a policy goes in are known for 0.26 to 0.33")
 
 
 def test_an_import_failure_in_the_launcher(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path) -> None:
