@@ -53,7 +53,7 @@ MISSING: tuple[Gap, ...] = (
 )
 
 #: Engines whose conflicts matter to a `check` that names no engine.
-ADAPTED_ENGINES = ("sglang",)
+ADAPTED_ENGINES = ("sglang", "vllm")
 
 
 def conflicts(tree: Mapping, engine: str, *, is_target: bool) -> Iterator[Diagnostic]:
@@ -63,6 +63,8 @@ def conflicts(tree: Mapping, engine: str, *, is_target: bool) -> Iterator[Diagno
     for gap in MISSING:
         if gap.engine == engine:
             yield from _gap(tree, gap, severity)
+    if engine == "vllm":
+        yield from _order_of_vllm(tree, severity)
     yield from _unknown(tree, engine, severity, "cache.kv_dtype", "KV dtype", KV_DTYPES, "default")
     yield from _unknown(tree, engine, severity, "backend.attention", "attention backend", ATTENTION_BACKENDS, "prefer")
 
@@ -89,6 +91,21 @@ def _gap(tree: Mapping, gap: Gap, severity: Severity) -> Iterator[Diagnostic]:
         f"`{gap.field}` is not honoured on {gap.engine} yet: {gap.why}",
         f"remove it, or drop it for this engine: `engines: {{{gap.engine}: {drop}}}`",
         {"engine": gap.engine, "field": gap.field},
+    )
+
+
+def _order_of_vllm(tree: Mapping, severity: Severity) -> Iterator[Diagnostic]:
+    """With `core: engine` the engine's own order serves, and vLLM has one."""
+    policy = find_value(tree, "eviction.policy")
+    if _word(find_value(tree, "eviction.core")) != "engine" or policy is None or _word(policy) == "lru":
+        return
+    yield policy.source.at(
+        policy.index,
+        "KVP601",
+        severity,
+        f"`policy: {_word(policy)}` with `core: engine` is not honoured on vllm: its own order is lru",
+        "write `core: auto`, or drop it for this engine: `engines: {vllm: {eviction: {core: auto}}}`",
+        {"engine": "vllm", "field": "eviction.policy"},
     )
 
 

@@ -26,9 +26,14 @@ def load() -> Callable[..., LoadResult]:
 def found(load) -> Callable[..., list[tuple[int, int, str]]]:
     """(line, column, code) of the errors and warnings of a body; lines count from the body's first."""
 
-    def found(body: str | bytes, engine: str | None = None, *, header: str = HEADER) -> list[tuple[int, int, str]]:
+    def found(
+        body: str | bytes, engine: str | None = None, *, header: str = HEADER, leave_out: str = ""
+    ) -> list[tuple[int, int, str]]:
         shift = 0 if isinstance(body, bytes) else header.count("\n")
         result = load(body, engine, header=header)
-        return [(d.line - shift, d.col, d.code) for d in result.diagnostics if d.severity != "info"]
+        told = [
+            d for d in result.diagnostics if d.severity != "info" and (d.data or {}).get("engine", "-") != leave_out
+        ]
+        return [(d.line - shift, d.col, d.code) for d in told]
 
     return found

@@ -94,7 +94,8 @@ CASES = {
 
 @pytest.mark.parametrize(("body", "places"), CASES.values(), ids=CASES)
 def test_contradictions(found, body, places) -> None:
-    assert found(body) == places
+    """What vLLM lacks is left out of these lists, not out of the check."""
+    assert found(body, leave_out="vllm") == places
 
 
 def test_a_rule_below_a_catch_all_is_a_warning_only(load) -> None:
