@@ -66,7 +66,9 @@ def test_the_wheel_holds_the_packages_the_policies_and_the_licence(wheel: Path) 
     assert {"kvpolicy/py.typed", "kvpolicy/cli/main.py", "kvpolicy_sglang/plugin.py"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     roots = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert roots == {"kvpolicy", "kvpolicy_sglang", "kvpolicy_vllm"}, "one distribution, three import packages, nothing beside them"
+    assert roots == {"kvpolicy", "kvpolicy_sglang", "kvpolicy_vllm"}, (
+        "one distribution, three import packages, nothing beside them"
+    )
 
 
 def test_the_core_brings_no_engine_and_no_torch(installed: Path, tmp_path: Path) -> None:
