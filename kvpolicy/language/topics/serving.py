@@ -30,17 +30,18 @@ SERVING = topics(
         "KVP512), and what it costs: the shortest prefix that can be shared, and the tokens that a hit loses on "
         "average (KVP506).\n\n"
         "A prompt shorter than a page shares nothing and still holds a page. Models with state layers can force "
-        "pages of thousands of tokens (vllm#54458: 7,808); their memory layout is not computed by this version of "
-        "`check`.",
+        "pages of thousands of tokens (vllm#54458: 7,808). For vLLM `check` computes that growth (KVP511) and warns "
+        "of a rule whose prefixes are shorter than one page (KVP525).",
         example="cache: {page_size: {prefer: 16, accept: [16, 32, 64]}}\n",
     ),
     Topic(
         "layer-dtypes",
         "another KV dtype for some layers",
-        '`cache.kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16}}` is part of the language. SGLang\'s pools hold '
-        "one dtype for all layers, and `check` says so (KVP601) instead of passing over it; its bytes a token are "
-        "those of the default. Precision by age (vllm#49198) has no word: a page's dtype cannot change where it "
-        "lies.\n\n"
+        '`cache.kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16}}` is part of the language. On vLLM it becomes '
+        "`--kv-cache-dtype-skip-layers` where that option can express it: the layers named must keep the model's "
+        "own dtype. SGLang's pools hold one dtype for all layers, and `check` says so (KVP601) instead of passing "
+        "over it; its bytes a token are those of the default. Precision by age (vllm#49198) has no word: a page's "
+        "dtype cannot change where it lies.\n\n"
         "Where FP8 hurts a model, one dtype for all layers is what can be chosen: `check --model --gpu` lists what "
         "is publicly reported for the model, dtype and GPU at hand (KVP521, KVP522).",
     ),
