@@ -13,6 +13,7 @@ from typing import Any
 
 from kvpolicy.compiler import Preference
 from kvpolicy.facts.dtypes import canonical
+from kvpolicy.facts.vllm_backends import engine_dtype_name
 from kvpolicy.language.fields import parse_layer_range
 from kvpolicy.runtime import resolution as runtime
 from kvpolicy.runtime.active import ActivePolicy, Setting
@@ -31,12 +32,12 @@ FIELDS = {
 }
 
 _IMPOSSIBLE = "this vLLM cannot run it here"
-_ENGINE_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def requests_of(active: ActivePolicy) -> list[Request]:
     """Everything the policy asks for, the layers apart: which they are is known with the model only."""
     compiled = active.compiled
+    attention = compiled.backend.attention.prefer
     found = [
         Request(
             "cache.page_size", "block_size", FIELDS["block_size"], compiled.cache.page_size, impossible=_IMPOSSIBLE
@@ -46,7 +47,7 @@ def requests_of(active: ActivePolicy) -> list[Request]:
             "kv_cache_dtype",
             FIELDS["kv_cache_dtype"],
             compiled.cache.kv_dtype,
-            to_engine=lambda name: "auto" if machine.keeps_model_dtype(name) else _ENGINE_DTYPES.get(name, name),
+            to_engine=lambda name: "auto" if machine.keeps_model_dtype(name) else engine_dtype_name(name, attention),
             to_policy=lambda name: name and canonical(str(name)),
             impossible=_IMPOSSIBLE,
         ),

@@ -57,7 +57,7 @@ def configuration(skip: tuple[str, ...] = (), **cache: Any) -> SimpleNamespace:
 def test_preferred_values_go_where_the_operator_gave_none(make: Any) -> None:
     active, args = make(), Arguments()
     resolution.ask(active, args, {})
-    assert (args.block_size, args.kv_cache_dtype, args.attention_backend) == (16, "fp8_e4m3", None)
+    assert (args.block_size, args.kv_cache_dtype, args.attention_backend) == (16, "fp8", None)
 
 
 def test_a_cpu_gets_a_block_that_its_kernel_reads(make: Any) -> None:
