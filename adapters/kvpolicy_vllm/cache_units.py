@@ -97,13 +97,14 @@ class CachedUnits:
                     self._add_child(parent)
                 path.append(unit)
             parent = unit
+        for unit in path:  # before rules weigh them against the other members of a budget
+            self._tick += 1
+            unit.last_access_time = self._tick
         if index.needs_metadata:
             for unit in reversed(path):
                 index.touch(unit, info)
         priority = info.priority or 0
         for unit in path:
-            self._tick += 1
-            unit.last_access_time = self._tick
             unit.hit_count += 1
             if priority > unit.priority:
                 unit.priority = priority

@@ -80,6 +80,7 @@ class Simulator:
         room = self._make_room(self._prefill_pages(request, len(full), matched))
         self._count_reuse(path, now_ms)
         if self._metadata:
+            self._freshen(path)  # before rules weigh it against the other members of a budget
             for node in reversed(path):
                 index.touch(node, info)
         depth, new = len(pages) * page_tokens, (len(pages) - matched) * page_tokens
@@ -231,12 +232,17 @@ class Simulator:
             self.index.touched(lower)
 
     def _bring_up(self, path: list[Node]) -> None:
+        """The path is the most recent one, and was used once more."""
+        self._freshen(path)
+        for node in path:
+            node.hit_count += 1
+
+    def _freshen(self, path: list[Node]) -> None:
         """The path is the most recent one, its end more recent than its top."""
         tick = self.tree.ticks
         for node in path:
             tick += 1.0
             node.last_access_time = tick
-            node.hit_count += 1
         self.tree.ticks = tick
 
     def _count_reuse(self, path: list[Node], now_ms: int) -> None:

@@ -146,6 +146,21 @@ def test_a_retained_prefix_survives_a_flood_and_the_rule_is_counted_when_it_does
     assert ruled.index.counters.evicted_tokens["hot"] == 3
 
 
+@GRANULARITIES
+def test_a_hit_takes_the_place_of_an_older_member_of_a_full_budget(granularity: str) -> None:
+    """What is touched counts as the youngest member at once, not by when it was used before."""
+    hot = "{name: hot, match: request.priority == 1, retain: {weight: 2, budget: 34%}}"
+    sim = Simulator(policy_text(f"eviction:\n  policy: lru\n  rules:\n    - {hot}\n"), 9, 1, granularity)
+    asked = RequestInfo(priority=1)
+    serve(sim, "abc")
+    serve(sim, "xyz", info=asked)
+    serve(sim, "abc", info=asked)  # older than xyz until now; the budget holds one of them
+    for prompt in ("123", "456", "789"):
+        serve(sim, prompt)
+    assert serve(sim, "abc") == 3
+    assert serve(sim, "xyz") == 0
+
+
 def test_a_ttl_ends_with_the_trace_s_own_time() -> None:
     hot = "{name: hot, match: hits >= 1, retain: {weight: 2, ttl: 10s, budget: 90%}}"
     rules = f"eviction:\n  policy: lru\n  rules:\n    - {hot}\n"
