@@ -75,7 +75,7 @@ def assert_equal_to_stock(told: list[dict[str, Any]]) -> dict[str, dict[str, Any
             continue
         stock = seen[f"stock:{tokens}"]
         if ours["kvpolicy"]["core"] == "kvpolicy":
-            assert sum(ours["kvpolicy"]["evictions"].values()) >= 3, case
+            assert sum(ours["kvpolicy"]["evictions"].values()) >= 1, case
         assert max(ours["cached"]) > 0, case
         assert (case, ours["output_ids"]) == (case, stock["output_ids"])
         # As long as the same prefixes are found, every number was computed alike, hence the log-probabilities too.
