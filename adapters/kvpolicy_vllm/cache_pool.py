@@ -34,8 +34,9 @@ class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         blocks = super().popleft_n(empty) if (empty := self._count_empty(n)) else []
         if len(blocks) == n:
             return blocks
+        remove = super().remove
         for block in self._guard.victims(n - len(blocks)):
-            super().remove(block)
+            remove(block)
             blocks.append(block)
         if len(blocks) < n:
             blocks += self._in_stock_order(n - len(blocks))

@@ -62,7 +62,7 @@ class CachedUnits:
     def cached(self, blocks: Sequence[Any], start: int, stop: int, info: RequestInfo, prompt_tokens: int) -> None:
         """`blocks[start:stop]` of one request got their hashes; null or skipped blocks among them have none."""
         units, tokens = self.units, self.block_tokens
-        needs_metadata = self.index.needs_metadata
+        stamp = self._stamp if self.index.needs_metadata else None
         priority = info.priority or 0
         parent = units.get(blocks[start - 1].block_hash) if start else None
         self._tick += 1
@@ -77,9 +77,9 @@ class CachedUnits:
                 units[block_hash] = unit = Unit(block_hash, block, parent, self._tick, priority)
                 if parent is not None:
                     self._add_child(parent)
-                if needs_metadata:
+                if stamp is not None:
                     depth_tokens = (at + 1) * tokens
-                    self._stamp(unit, parent, info, depth_tokens, depth_tokens > prompt_tokens)
+                    stamp(unit, parent, info, depth_tokens, depth_tokens > prompt_tokens)
             else:
                 self._add_copy(unit, block)
             parent = unit
@@ -136,7 +136,8 @@ class CachedUnits:
         unit = self.units.get(block.block_hash)
         if unit is not None and unit.is_free:
             unit.is_free = False
-            self.index.discard(unit)
+            if not unit.children:
+                self.index.discard(unit)
 
     def gone(self, block: Any, block_hash: bytes) -> None:
         """The block's content is no longer cached."""
@@ -287,7 +288,7 @@ class CachedUnits:
 
     def _add_child(self, parent: Unit) -> None:
         parent.children += 1
-        if parent.is_free:
+        if parent.is_free and parent.children == 1:
             self.index.discard(parent)
 
     def _add_copy(self, unit: Unit, block: Any) -> None:

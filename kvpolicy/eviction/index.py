@@ -54,6 +54,7 @@ class EvictionIndex:
         self._order: Order[Handle] = self._make_order()
         self._held: dict[Handle, None] = {}  # popped in this walk, and evictable as far as the engine said
         self._stray: dict[Handle, None] = {}  # evictable units whose key could not be computed
+        self._victims: dict[Handle, None] = {}  # popped and evicted, in this walk
 
     def _make_order(self) -> Order[Handle]:
         return self._algorithm.make_order()
@@ -175,15 +176,21 @@ class EvictionIndex:
         All numbers must be equal on every rank. ``identity`` is any number that tells this unit from others of the same
         size and depth; with metadata its creation order is used besides.
         """
-        self.counters.add(self.rule_of(handle), size_tokens)
-        self.victims += 1
+        rule, order = "", 0
         meta = handle.kvp
-        order = 0 if meta is None else meta.order
+        if meta is not None:
+            order = meta.order
+            if meta.rule >= 0:
+                rule = self.rule_of(handle)
+        self.counters.add(rule, size_tokens)
+        self._victims[handle] = None
+        self.victims += 1
         # CPython's hash of a tuple of integers: no hash seed changes it.
         self.victim_digest = hash((self.victim_digest, size_tokens, depth_tokens, identity, order)) & _MASK64
 
     def end(self) -> None:
         """End the walk: units popped but neither discarded nor removed are offered again."""
+        self._victims.clear()
         if self._held:
             held, self._held = self._held, {}
             for handle in held:

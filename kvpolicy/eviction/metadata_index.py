@@ -44,7 +44,6 @@ class MetadataIndex(EvictionIndex):
         self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved) if rules else None
         self._max_priority = max_priority
         self._units = 0  # ever created
-        self._victims: dict[Handle, None] = {}  # popped and freed, in this walk
 
     def _make_order(self) -> Order[Handle]:
         if self._tenants is None and not self._has_levels:
@@ -70,10 +69,11 @@ class MetadataIndex(EvictionIndex):
             self._tenants.resident(self._tenants.get(meta.cache_salt), 1, size_tokens)
         try:
             self._algorithm.inserted(handle)
-            self._run_rules(handle)
+            if self._rules is not None:
+                self._rules.run(handle)
         except Exception as fault:
             self._fault(fault)
-        if handle in self._stray:  # it became evictable before it was stamped
+        if self._stray and handle in self._stray:  # it became evictable before it was stamped
             del self._stray[handle]
             self.add(handle)
 
@@ -96,7 +96,8 @@ class MetadataIndex(EvictionIndex):
             self._tenants.hit(self._tenants.get(meta.cache_salt), meta.size_tokens)
         try:
             self._algorithm.touched(handle)
-            self._run_rules(handle)
+            if self._rules is not None:
+                self._rules.run(handle)
             self._order.touch(handle)
         except Exception as fault:
             self._fault(fault)
@@ -159,14 +160,6 @@ class MetadataIndex(EvictionIndex):
             except Exception as fault:
                 self._fault(fault)
 
-    def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0) -> None:
-        self._victims[handle] = None
-        super().evicted(handle, size_tokens, depth_tokens, identity)
-
-    def end(self) -> None:
-        self._victims.clear()
-        super().end()
-
     def rule_of(self, handle: Handle) -> str:
         meta = handle.kvp
         if meta is None or meta.rule < 0 or self._rules is None:
@@ -201,30 +194,18 @@ class MetadataIndex(EvictionIndex):
 
     def _new_meta(self, request: RequestInfo, size_tokens: int, depth_tokens: int) -> UnitMeta:
         clock = self.clock
-        priority = None if request.priority is None else self._clamped(request.priority)
+        seq, now_ms = clock.request_seq, clock.now_ms
+        priority = request.priority
+        if priority is not None:
+            priority = self._clamped(priority)
         self._units += 1
-        return UnitMeta(
-            size_tokens=size_tokens,
-            depth_tokens=depth_tokens,
-            birth_seq=clock.request_seq,
-            birth_ms=clock.now_ms,
-            touch_seq=clock.request_seq,
-            touch_ms=clock.now_ms,
-            order=self._units,
-            cache_salt=request.cache_salt,
-            priority=priority,
-            request_priority=priority,
-            session_id=request.session_id,
-            lora=request.lora,
-        )
+        meta = UnitMeta(size_tokens, depth_tokens, seq, now_ms, seq, now_ms, self._units)  # by position: it is faster
+        meta.cache_salt, meta.session_id, meta.lora = request.cache_salt, request.session_id, request.lora
+        meta.priority = meta.request_priority = priority
+        return meta
 
     def _clamped(self, priority: int) -> int:
         return priority if self._max_priority is None else min(priority, self._max_priority)
-
-    def _run_rules(self, handle: Handle) -> None:
-        if self._rules is not None:
-            self._rules.expire()
-            self._rules.run(handle)
 
     def _place(self, handle: Handle) -> tuple[Tenant, int]:
         meta = handle.kvp

@@ -132,11 +132,10 @@ class PartitionedOrder:
         if self._last is None:
             return False
         partition, klass = self._last
-        tenant, level = self._place(handle)
+        tenant = partition.tenant
         return (
-            tenant is partition.tenant
-            and level == partition.level
-            and tenant.klass == klass
+            tenant.klass == klass
+            and self._place(handle) == (tenant, partition.level)
             and partition.order.precedes(handle, victim)
         )
 

@@ -40,7 +40,7 @@ class CompiledRule:
 class Budget:
     """The tokens that one rule's units keep resident.
 
-    ``_refs[unit]`` is 1 if the unit itself is a member, plus the number of its children on a member's path; the unit's
+    ``refs[unit]`` is 1 if the unit itself is a member, plus the number of its children on a member's path; the unit's
     own tokens count while it is above 0. Joining walks up only as far as the path is not counted yet.
     """
 
@@ -48,11 +48,11 @@ class Budget:
         self.limit_tokens = limit_tokens
         self.used_tokens = 0
         self.members = members  # an Order: what is shed first
-        self._refs: dict[Handle, int] = {}
+        self.refs: dict[Handle, int] = {}
 
     def join(self, handle: Handle) -> None:
         self.members.add(handle)
-        refs = self._refs
+        refs = self.refs
         node: Any = handle
         while node is not None and node.kvp is not None:
             count = refs.get(node, 0)
@@ -67,7 +67,7 @@ class Budget:
         self._release(handle)
 
     def _release(self, handle: Handle) -> None:
-        refs = self._refs
+        refs = self.refs
         node: Any = handle
         while node is not None and node in refs:
             count = refs[node] = refs[node] - 1
@@ -79,16 +79,15 @@ class Budget:
 
     def split(self, upper: Handle, lower: Handle, is_member: bool) -> None:
         """``upper`` took over the first tokens of ``lower``: the same tokens count as before."""
-        if lower in self._refs:
-            self._refs[upper] = 1 + is_member
+        if lower in self.refs:
+            self.refs[upper] = 1 + is_member
         if is_member:
             self.members.add(upper)
 
     def forget(self, handle: Handle) -> None:
-        """The unit is resident no more. Its children went before it, so at most its own membership is left."""
-        if handle in self._refs:
-            self._refs[handle] = 1
-            self.leave(handle)
+        """A unit of :attr:`refs` is resident no more. Its children went before it: its own membership is left."""
+        self.refs[handle] = 1
+        self.leave(handle)
 
     def check(self) -> None:
         """Debug: the count from scratch, and the limit."""
@@ -98,7 +97,7 @@ class Budget:
             while node is not None and node.kvp is not None and node not in path:
                 path[node] = None
                 node = node.kvp.parent
-        assert path.keys() == self._refs.keys(), "a rule counts units off its members' paths"
+        assert path.keys() == self.refs.keys(), "a rule counts units off its members' paths"
         assert self.used_tokens == sum(node.kvp.size_tokens for node in path), "a rule's token count is off"
         assert self.used_tokens <= self.limit_tokens, "a rule holds more than its budget"
 
@@ -110,6 +109,7 @@ class RuleBook:
         self, rules: tuple[CompiledRule, ...], algorithm: Algorithm, pool_tokens: int, moved: Callable[[Handle], None]
     ) -> None:
         self.rules = rules
+        self._matches = [rule.match for rule in rules]
         self.has_admission = any(rule.refuses is not None for rule in rules)
         self._clock = algorithm.clock
         self._algorithm = algorithm
@@ -147,25 +147,25 @@ class RuleBook:
         return False
 
     def run(self, handle: Handle) -> None:
-        """The unit was inserted or touched: let the first matching rule act."""
+        """The unit was inserted or touched: end what is over, then let the first matching rule act."""
         meta, clock = handle.kvp, self._clock
+        if clock.now_ms != self._expired_ms:
+            self.expire()
         meta.priority, meta.rule_priority = meta.request_priority, None
-        winner = -1
-        for index, rule in enumerate(self.rules):
-            if rule.match(meta, clock):
-                winner = index
+        for index, match in enumerate(self._matches):
+            if match(meta, clock):
+                rule = self.rules[index]
+                if rule.priority is not None:
+                    meta.priority = meta.rule_priority = rule.priority
+                if rule.is_retain:
+                    self._protect(handle, meta, index, rule)
+                    return
                 break
-        if winner >= 0:
-            rule = self.rules[winner]
-            if rule.priority is not None:
-                meta.priority = meta.rule_priority = rule.priority
-            if rule.is_retain:
-                self._protect(handle, meta, winner, rule)
-                return
-        if meta.rule >= 0 and meta.expiry_ms is None:
-            self.unprotect(handle)
-        elif meta.rule >= 0:
-            self._touch_member(handle, meta)
+        if meta.rule >= 0:
+            if meta.expiry_ms is None:
+                self.unprotect(handle)
+            else:
+                self._touch_member(handle, meta)
 
     def expire(self) -> None:
         """End every protection whose time is over. Free while the time stands still: a ttl is above 0."""
@@ -200,9 +200,10 @@ class RuleBook:
     def removed(self, handle: Handle) -> None:
         """The unit is resident no more. ``kvp.rule`` stays readable: it says which rule had protected the victim."""
         for budget in self._budgets:
-            if budget is not None:
+            if budget is not None and handle in budget.refs:
                 budget.forget(handle)
-        self._expiry.discard(handle)
+        if handle.kvp.expiry_ms is not None:
+            self._expiry.discard(handle)
 
     def check(self) -> None:
         for budget in self._budgets:

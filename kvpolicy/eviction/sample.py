@@ -8,7 +8,7 @@ come from a counter, never from a random source, so that equal calls give equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Generic
 
 from kvpolicy.eviction.base import H, KeyChange, PolicyClock
@@ -142,12 +142,17 @@ class SampledOrder(Generic[H]):
         return None
 
     def _rank(self, handles: Iterable[H]) -> None:
-        key, ranked, candidates, serial = self._key, self._ranked, self._candidates, self._serial
-        for handle in handles:
-            serial += 1
-            candidates[handle] = entry = (key(handle), serial, handle)
-            heappush(ranked, entry)
-        self._serial = serial
+        key, ranked, candidates = self._key, self._ranked, self._candidates
+        entries = [(key(handle), serial, handle) for serial, handle in enumerate(handles, self._serial + 1)]
+        self._serial += len(entries)
+        for entry in entries:
+            candidates[entry[2]] = entry
+        if len(entries) >= len(ranked):  # one pass costs less than so many pushes
+            ranked += entries
+            heapify(ranked)
+        else:
+            for entry in entries:
+                heappush(ranked, entry)
 
     def _keep_best(self) -> None:
         """The clock moved: only the best candidates stay, under their present keys."""

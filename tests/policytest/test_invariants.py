@@ -10,7 +10,6 @@ import pytest
 
 from kvpolicy.cli.main import main
 from kvpolicy.eviction.index import EvictionIndex
-from kvpolicy.eviction.metadata_index import MetadataIndex
 from kvpolicy.eviction.rules import RuleBook
 from kvpolicy.language import load_text
 from kvpolicy.replay.simulator import Simulator
@@ -73,7 +72,7 @@ def _faulty_rule(patch: pytest.MonkeyPatch) -> None:
     def fault(self, handle):
         raise ZeroDivisionError("a fault in a rule")
 
-    patch.setattr(MetadataIndex, "_run_rules", fault)
+    patch.setattr(RuleBook, "run", fault)
 
 
 def _ranks_differ(patch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ __all__ = ["HitDensity"]
 
 AGES = 24  # bucket b: ages of 2**b - 1 to 2**(b + 1) - 2 requests, the last one open
 CLASSES = 4
+_OLD = 2 ** (AGES - 1) - 1  # requests from which an age is in the last bucket
+_MANY_HITS = 2 ** (CLASSES - 2)  # hits from which a unit is in the last class
 #: Events (hits and evictions) between reconfigurations.
 PERIOD = 1024
 
@@ -54,8 +56,9 @@ class HitDensity(Algorithm):
 
     def rank(self, handle: Handle) -> Any:
         meta = handle.kvp
-        density = self.density[_class(meta.hits)][_age(self.clock.request_seq - meta.touch_seq)]
-        return (density / max(meta.size_tokens, 1), meta.touch_seq, meta.order)
+        touch_seq = meta.touch_seq
+        density = self.density[_class(meta.hits)][_age(self.clock.request_seq - touch_seq)]
+        return (density / (meta.size_tokens or 1), touch_seq, meta.order)
 
     def inserted(self, handle: Handle) -> None:
         handle.kvp.state = self.clock.request_seq
@@ -98,8 +101,8 @@ def _prior() -> list[int]:
 
 
 def _class(hits: int) -> int:
-    return min(hits.bit_length(), CLASSES - 1)
+    return hits.bit_length() if hits < _MANY_HITS else CLASSES - 1
 
 
 def _age(requests: int) -> int:
-    return min((requests + 1).bit_length() - 1, AGES - 1)
+    return (requests + 1).bit_length() - 1 if requests < _OLD else AGES - 1

@@ -45,12 +45,14 @@ class SieveQueue:
         self._due: dict[Handle, int] = {}  # the lap in which the hand comes to a member
         self._heap: LazyHeap[Handle] = LazyHeap(self._turn, KeyChange.STATIC)
 
-    def _turn(self, handle: Handle) -> tuple[int, tuple[int, int]]:
-        return self._due[handle], _place(handle)
+    def _turn(self, handle: Handle) -> tuple[int, int, int]:
+        meta = handle.kvp
+        return (self._due[handle], meta.birth_seq, meta.order)  # halves of a split: side by side
 
     def add(self, handle: Handle) -> None:
         if handle not in self._due:
-            self._due[handle] = self._lap if _place(handle) > self._hand else self._lap + 1
+            meta = handle.kvp
+            self._due[handle] = self._lap if (meta.birth_seq, meta.order) > self._hand else self._lap + 1
             self._heap.add(handle)
 
     def discard(self, handle: Handle) -> None:
@@ -62,9 +64,9 @@ class SieveQueue:
 
     def peek(self) -> tuple[Any, Handle] | None:
         while (top := self._heap.peek()) is not None:
-            (lap, place), handle = top
+            (lap, birth_seq, order), handle = top
             meta = handle.kvp
-            self._lap, self._hand = lap, place
+            self._lap, self._hand = lap, (birth_seq, order)
             if meta.hits == meta.state:
                 return recency(handle), handle
             meta.state = meta.hits
@@ -95,8 +97,3 @@ class SieveQueue:
 
     def __iter__(self) -> Iterator[Handle]:
         return iter(self._due)
-
-
-def _place(handle: Handle) -> tuple[int, int]:
-    meta = handle.kvp
-    return (meta.birth_seq, meta.order)  # the halves of a split share the birth: they stand side by side
