@@ -1,7 +1,7 @@
-"""180 requests at once in a pool that cannot hold what runs: outputs are those of one request at a time, as stock's are.
+"""180 requests at once in a pool that cannot hold what runs: outputs are those of one request at a time, as stock's.
 
-Preempted requests, blocks that are evicted and handed out again while others run, refusals and tenants. Both faults that
-this could hide are injected, and seen.
+Preempted requests, blocks that are evicted and handed out again while others run, refusals and tenants. Both faults
+that this could hide are injected, and seen.
 """
 
 from __future__ import annotations
