@@ -1,9 +1,8 @@
 """What stays and what goes under rules, tenants and priorities, as one client sees it in the cached tokens.
 
-    python kept.py MODEL TEXT RULES.yaml PRIORITIES.yaml
+    python kept.py MODEL TEXT (rules | priorities) POLICY
 
-Tells one object of named observations for each of the two policies (see test_kept.py, which has the policies and says
-what each observation must be).
+Tells one object of named observations. See test_kept.py, which has the policies and says what each must be.
 """
 
 from __future__ import annotations
@@ -139,12 +138,12 @@ def under_priorities(client: Client) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, text, rules, priorities = sys.argv[1:]
-    for policy, *observe in ((rules, under_rules, unadmitted), (priorities, under_priorities)):
-        with Subject(model, policy, BLOCKS, POOL_TOKENS // 2, max_num_batched_tokens=CHUNK_TOKENS) as subject:
-            client = Client(subject, Path(text))
-            seen = {name: value for step in observe for name, value in step(client).items()}
-            tell({"seen": seen, "witness": subject.witness(), "kvpolicy": subject.status()})
+    model, text, which, policy = sys.argv[1:]
+    observe = {"rules": (under_rules, unadmitted), "priorities": (under_priorities,)}[which]
+    with Subject(model, policy, BLOCKS, POOL_TOKENS // 2, max_num_batched_tokens=CHUNK_TOKENS) as subject:
+        client = Client(subject, Path(text))
+        seen = {name: value for step in observe for name, value in step(client).items()}
+        tell({"seen": seen, "witness": subject.witness(), "kvpolicy": subject.status()})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.proofs.engines import assert_sound, run
+from tests.vllm.proofs.engines import Program, assert_sound, run_all
 from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -55,10 +55,12 @@ eviction:
 
 
 def test_what_stays(vllm_env: Callable[..., EngineEnv], real_model: Path, tmp_path: Path) -> None:
-    policies = [tmp_path / "rules.yaml", tmp_path / "priorities.yaml"]
-    for path, text in zip(policies, (RULES, PRIORITIES), strict=True):
+    programs = []
+    for name, text in (("rules", RULES), ("priorities", PRIORITIES)):
+        path = tmp_path / f"{name}.yaml"
         path.write_text(text)
-    rules, priorities = run(vllm_env(), "kept.py", real_model, CHECKOUT / "LICENSE", *policies)
+        programs.append(Program(vllm_env(), "kept.py", real_model, CHECKOUT / "LICENSE", name, path))
+    rules, priorities = run_all(programs)
     assert_rules(rules["seen"])
     assert_unadmitted(rules["seen"])
     assert_priorities(priorities["seen"])
