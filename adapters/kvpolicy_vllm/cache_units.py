@@ -184,8 +184,8 @@ class CachedUnits:
             blocks.append(block)
         if len(blocks) == count:
             return blocks
-        index, tokens = self.index, self.block_tokens
-        pop, evicted = index.pop, index.evicted
+        index, tokens, remove = self.index, self.block_tokens, self._remove
+        pop, evicted, follow = index.pop, index.evicted, index.follow
         index.begin()
         unit: Any = None
         while len(blocks) < count:
@@ -198,9 +198,9 @@ class CachedUnits:
                 continue
             meta = unit.kvp
             evicted(unit, tokens, 0 if meta is None else meta.depth_tokens, block.block_id)
-            above = self._remove(unit)
-            unit = above if above is not None and index.follow(unit, above) else None
             blocks.append(block)
+            above = remove(unit)
+            unit = above if above is not None and follow(unit, above) else None
         index.end()
         return blocks
 

@@ -27,10 +27,6 @@ class Counters:
     fallbacks: int = 0
     last_fault: str = ""
 
-    def add(self, rule: str, tokens: int) -> None:
-        self.evictions[rule] = self.evictions.get(rule, 0) + 1
-        self.evicted_tokens[rule] = self.evicted_tokens.get(rule, 0) + tokens
-
 
 class EvictionIndex:
     """An ordered set of the units that are evictable now.
@@ -182,7 +178,9 @@ class EvictionIndex:
             order = meta.order
             if meta.rule >= 0:
                 rule = self.rule_of(handle)
-        self.counters.add(rule, size_tokens)
+        counters = self.counters
+        counters.evictions[rule] = counters.evictions.get(rule, 0) + 1
+        counters.evicted_tokens[rule] = counters.evicted_tokens.get(rule, 0) + size_tokens
         self._victims[handle] = None
         self.victims += 1
         # CPython's hash of a tuple of integers: no hash seed changes it.

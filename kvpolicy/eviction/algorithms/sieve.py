@@ -76,11 +76,12 @@ class SieveQueue:
         return None
 
     def pop(self) -> Handle | None:
-        top = self.peek()
-        if top is None:
+        if self.peek() is None:
             return None
-        self.discard(top[1])
-        return top[1]
+        handle = self._heap.pop()
+        assert handle is not None
+        del self._due[handle]
+        return handle
 
     def precedes(self, handle: Handle, victim: Handle) -> bool:
         return False  # it stands behind the hand
