@@ -56,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
         hint = f" ({error.help})" if error.help else ""
         print(f"kvpolicy check: {error.message}{hint}", file=sys.stderr)
         return EXIT_USAGE
+    if where.gpu is not None and where.target is None and where.model is None:
+        print("kvpolicy check: --gpu says nothing by itself (add --engine, --model or both)", file=sys.stderr)
+        return EXIT_USAGE
     engine = where.target.name if where.target else None
     found: list[Diagnostic] = []
     sources: dict[str, Source] = {}

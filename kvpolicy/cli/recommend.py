@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from kvpolicy.cli.output import open_output, why_unwritable
@@ -19,6 +20,7 @@ from kvpolicy.replay.recommend import OBJECTIVES, Floor, Recommendation, Trial, 
 from kvpolicy.replay.run import Settings, replay
 from kvpolicy.replay.search import evictions_of, render_evidence, render_policy
 from kvpolicy.replay.simulator import GRANULARITIES
+from kvpolicy.replay.table import tokens_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-size", type=tokens, metavar="TOKENS", help="default: the trace's own block size")
     parser.add_argument("--granularity", choices=sorted(GRANULARITIES), default="node")
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write the policy (default: stdout)")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists, with the tests in it")
     add_trace_arguments(parser)
 
 
@@ -62,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_USAGE
     if why := why_unwritable(args.output):
         print(f"kvpolicy recommend: {why}", file=sys.stderr)
+        return EXIT_USAGE
+    if args.output not in (None, "-") and Path(args.output).is_file() and not args.force:
+        print(f"kvpolicy recommend: '{args.output}' exists: add --force to replace it", file=sys.stderr)
         return EXIT_USAGE
     trials: list[Trial] = []
     described = interrupted = ""
@@ -91,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
                 )
                 for each in done.runs
             ]
-            described = f"{done.trace}: {done.requests:,} requests, digest {done.digest}"
+            size = f"pages of {done.page_tokens} token{'s' * (done.page_tokens > 1)}"
+            pages = f"simulated by {args.granularity} with {size}"
+            described = f"{done.trace}: {done.requests:,} requests, digest {done.digest}; {pages}"
     except KeyboardInterrupt:
         if not trials:
             raise
@@ -124,6 +132,8 @@ def _report(args: argparse.Namespace, found: list[Recommendation], described: st
             print("\nNo policy is recommended: none is known to keep every floor. Ask for less, or give it more room.")
             return EXIT_ERROR
         print("\nStock LRU is best here: run the engine without a policy, or with `stock_lru` for its faster index.")
+        if args.output not in (None, "-"):
+            print(f"{args.output} was not written.")
         return EXIT_OK
     best = max(chosen, key=lambda each: each.chosen.validation - each.lru.validation if each.chosen else 0.0)
     assert best.chosen is not None
@@ -139,5 +149,6 @@ def _report(args: argparse.Namespace, found: list[Recommendation], described: st
         print(f"kvpolicy recommend: cannot write '{args.output}': {error.strerror}", file=sys.stderr)
         return EXIT_USAGE
     print("\n".join(evidence))
-    print(f"\nwritten to {args.output}: {json.dumps(best.chosen.candidate.eviction)}")
+    pool = f", what won most over LRU, at {tokens_text(best.capacity_tokens)} tokens" if len(found) > 1 else ""
+    print(f"\nwritten to {args.output}{pool}: {json.dumps(best.chosen.candidate.eviction)}")
     return EXIT_OK

@@ -6,6 +6,7 @@ rest are info items whose ``data`` holds the figures.
 
 from __future__ import annotations
 
+from kvpolicy.facts.cache_kind import report_cache_kind
 from kvpolicy.facts.effective import report_effective
 from kvpolicy.facts.engines import parse_engine
 from kvpolicy.facts.errors import FactsArgumentError
@@ -54,6 +55,8 @@ def report_on(policy: Policy, where: Deployment, *, locate: Locate = nowhere) ->
     outcome = None
     if where.target is not None:
         outcome = report_effective(findings, where, where.target)
+    if where.target is not None and where.model is not None:
+        report_cache_kind(findings, where.target.name, where.model)
     if where.model is not None and (outcome is None or not outcome.refusals):
         report_figures(findings, where, where.model, outcome)
     return findings.items

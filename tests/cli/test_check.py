@@ -290,3 +290,8 @@ def test_every_command_has_help(command, capsys) -> None:
 def test_a_mistyped_command_is_suggested(capsys) -> None:
     assert main(["chekc"]) == 2
     assert "did you mean 'check'?" in capsys.readouterr().err
+
+
+def test_a_gpu_alone_says_nothing(capsys) -> None:
+    assert main(["check", "chat", "--gpu", "h200"]) == 2
+    assert capsys.readouterr().err == ("kvpolicy check: --gpu says nothing by itself (add --engine, --model or both)\n")

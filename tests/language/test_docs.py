@@ -64,5 +64,5 @@ def test_the_python_of_the_page_runs(capsys, monkeypatch) -> None:
 
 def test_the_commands_of_the_language_are_listed() -> None:
     listed = set(re.findall(r"^\| `kvpolicy (\w+)", LANGUAGE, re.M))
-    assert listed == {"check", "explain", "init", "show", "list", "schema"}
+    assert listed == {"check", "explain", "init", "show", "list", "schema", "test", "replay"}
     assert listed <= set(COMMANDS)

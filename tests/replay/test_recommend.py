@@ -42,6 +42,8 @@ def test_it_finds_what_keeps_a_hot_prefix(trace_file, tmp_path: Path, capsys: py
     result = load_policy(str(out))
     assert result.policy is not None, result.diagnostics
     capsys.readouterr()
+    assert main(["recommend", path, *ARGUMENTS, "-o", str(out)]) == 2, "tests that were added to it would be lost"
+    assert main(["recommend", path, *ARGUMENTS, "-o", str(out), "--force"]) == 0
     assert main(["recommend", path, *ARGUMENTS, "-o", str(tmp_path / "again.yaml")]) == 0
     assert (tmp_path / "again.yaml").read_text() == text
 
