@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from differential import Side, default_kind
 from harness import activate, attach
 from kvpolicy_sglang.cache_time import read_stamp, stamp
 
+from kvpolicy.eviction.algorithms import score
 from kvpolicy.runtime.status import fallbacks
 
 POLICY: dict[str, Any] = {
@@ -75,25 +78,40 @@ def inject(side: PolicySide, fault: str) -> None:
     name, _, nth = fault.partition("@")
     where, _, method = name.rpartition(".")
     target: Any = side.built.metadata if where == "metadata" else side.built.guard.index
-    if name == "key":
-        target, method = target._algorithm, "_evaluate"
-    original, calls = getattr(target, method), 0
+    setattr(target, method, failing(getattr(target, method), name, int(nth)))
+
+
+def failing(original: Callable[..., Any], name: str, nth: int) -> Callable[..., Any]:
+    calls = 0
 
     def faulty(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        if int(nth) <= calls < int(nth) + 3:
+        if nth <= calls < nth + 3:
             raise ZeroDivisionError(f"injected into {name}")
         return original(*args, **kwargs)
 
-    setattr(target, method, faulty)
+    return faulty
+
+
+@contextmanager
+def failing_score(fault: str) -> Iterator[None]:
+    """`key@N`: the score itself fails. Orders are made with it, hence before the index is."""
+    make_rank = score._rank
+    nth = int(fault.partition("@")[2])
+    score._rank = lambda evaluate, clock: make_rank(failing(evaluate, "key", nth), clock)
+    try:
+        yield
+    finally:
+        score._rank = make_rank
 
 
 def run(fault: str, steps: int, seed: int, skew_ms: int) -> dict[str, Any]:
     page, capacity = 4, 4 * 150
-    side = PolicySide(page, capacity)
+    with failing_score(fault) if fault.startswith("key@") else nullcontext():
+        side = PolicySide(page, capacity)
     index = side.built.guard.index
-    if fault != "none":
+    if fault != "none" and not fault.startswith("key@"):
         inject(side, fault)
     rng = random.Random(seed)
     stems = [[rng.randrange(1, 60) for _ in range(page * rng.randrange(1, 8))] for _ in range(10)]
