@@ -24,7 +24,7 @@ from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
 from kvpolicy.eviction.metadata_index import MetadataIndex
 from kvpolicy.eviction.sample import SampledOrder
-from kvpolicy.language.library import shipped
+from kvpolicy.language.shipped_policies import shipped
 from kvpolicy.replay.cost import saved
 from kvpolicy.replay.interleave import Interleaving
 from kvpolicy.replay.policies import from_result, load

@@ -8,7 +8,7 @@ import sys
 
 from kvpolicy.cli.main import EXIT_OK
 from kvpolicy.language import load_policy
-from kvpolicy.language.library import shipped
+from kvpolicy.language.shipped_policies import shipped
 
 __all__ = ["add_arguments", "run"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvpolicy.language import library
+from kvpolicy.language import shipped_policies
 from kvpolicy.language.capabilities import ADAPTED_ENGINES, conflicts
 from kvpolicy.language.diagnostics import Diagnostic, PolicyError, has_errors
 from kvpolicy.language.dump import dump
@@ -76,8 +76,8 @@ def load_policy(argument: str | Path, engine: str | None = None) -> LoadResult:
     """
     text = str(argument)
     try:
-        shown, path = library.locate(text)
-        source = library.read(shown, path)
+        shown, path = shipped_policies.locate(text)
+        source = shipped_policies.read(shown, path)
     except Problem as problem:
         return _unreadable(text, problem, engine)
     return _load(source, path, engine)

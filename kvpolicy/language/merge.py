@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvpolicy.language import library
+from kvpolicy.language import shipped_policies
 from kvpolicy.language.diagnostics import Diagnostic
 from kvpolicy.language.source import MAX_BYTES, Problem, Source
 from kvpolicy.language.tree import Entry, Mapping, Scalar, parse
@@ -73,7 +73,7 @@ def load_chain(source: Source, path: Path | None) -> tuple[Mapping | None, list[
 def _parent(
     asked: Scalar, child: Source, path: Path | None, seen: set[str], sources: list[Source]
 ) -> tuple[Source, Path]:
-    shown, found = library.parent_of(str(asked.value), child, path.parent if path is not None else None)
+    shown, found = shipped_policies.parent_of(str(asked.value), child, path.parent if path is not None else None)
     if os.path.realpath(found) in seen:
         chain = " -> ".join([*(s.name for s in sources), shown])
         raise Problem("KVP119", f"`extends` runs in a circle: {chain}", "remove one of the steps")
@@ -82,7 +82,7 @@ def _parent(
             "KVP120", f"more than {MAX_PARENTS} parents above one policy", "flatten some with `kvpolicy show`"
         )
     try:
-        parent = library.read(shown, found, is_parent=True)
+        parent = shipped_policies.read(shown, found, is_parent=True)
     except Problem as problem:
         if problem.code == "KVP118":
             raise

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kvpolicy.cli.main import main
 from kvpolicy.language import load_policy, load_text
 from kvpolicy.language.dump import dump
-from kvpolicy.language.library import shipped
 from kvpolicy.language.schema import json_schema
+from kvpolicy.language.shipped_policies import shipped
 from kvpolicy.language.source import Source
 from kvpolicy.language.tree import parse, to_plain
 

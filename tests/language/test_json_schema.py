@@ -13,11 +13,11 @@ from kvpolicy.cli.init import scaffold
 from kvpolicy.cli.main import main
 from kvpolicy.language import load_policy, load_text
 from kvpolicy.language.codes import CODES
-from kvpolicy.language.library import shipped
 from kvpolicy.language.models import Policy
 from kvpolicy.language.mutability import MUTABILITY, mutability
 from kvpolicy.language.schema import json_schema
 from kvpolicy.language.shape import models_in
+from kvpolicy.language.shipped_policies import shipped
 from kvpolicy.language.source import Source
 from kvpolicy.language.tree import parse, to_plain
 

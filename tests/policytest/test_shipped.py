@@ -10,7 +10,7 @@ import pytest
 
 from kvpolicy.cli.init import scaffold
 from kvpolicy.cli.main import main
-from kvpolicy.language.library import shipped
+from kvpolicy.language.shipped_policies import shipped
 
 from .conftest import HEADER, HOT, one_test
 
