@@ -42,6 +42,7 @@ def test_another_digest_is_named(directory: str) -> None:
 
 def test_a_scheduler_that_joins_later_tells_nobody(tmp_path: Path) -> None:
     handshake.report(str(tmp_path / "gone"), {"digest": DIGEST})
+    assert list(tmp_path.iterdir()) == [], "a directory that its launcher has removed must not come back"
 
 
 def test_no_process_to_ask_is_no_proof(directory: str) -> None:
@@ -55,8 +56,9 @@ def test_a_schedulers_last_words_reach_the_launcher(directory: str) -> None:
     assert handshake.failure(directory) == "kvpolicy: because"
 
 
-def test_last_words_without_a_place_are_dropped() -> None:
-    handshake.report_failure("/does/not/exist", "kvpolicy: because")
+def test_last_words_without_a_place_are_dropped(tmp_path: Path) -> None:
+    handshake.report_failure(str(tmp_path / "gone"), "kvpolicy: because")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_directory_is_private_and_goes_away() -> None:
