@@ -230,8 +230,8 @@ def test_adversarial_texts_are_quick(text: str) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [("", "help", 0, 1), ("message", "", 0, 1), ("message", "help", -1, 1), ("message", "help", 5, 1),  ("message", "help", 2, 9)],
-)  # fmt: skip
+    [("", "?", 0, 1), ("!", "", 0, 1), ("!", "?", -1, 1), ("!", "?", 5, 1), ("!", "?", 2, 9)],
+)
 def test_the_examination_sees_a_wrong_error(error: tuple[str, str, int, int]) -> None:
     def refuse(text: str) -> None:
         raise ExpressionError(*error)
