@@ -7,7 +7,7 @@ is papered over by a fallback.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -64,6 +64,7 @@ class SmallCache(Simulator):
         self, eviction: Eviction, pool_tokens: int, page_tokens: int, granularity: str, lengths: dict[str, int]
     ) -> None:
         super().__init__(eviction, pool_tokens, page_tokens, granularity, hold_running=True)
+        self._has_hashes = False  # pages are tokens: equal ones may follow different prefixes
         self.small_tree = _Tree(self, granularity)
         self.tree = self.small_tree
         self.victims: list[Victim] = []
@@ -75,9 +76,6 @@ class SmallCache(Simulator):
         self._now_ms = 0
         self._events = 0
         self._floods = 0
-
-    def _content_key(self, full: Sequence[Hashable], at: int) -> int:
-        return hash(tuple(full[: at + 1]))  # pages are tokens here: equal ones may follow different prefixes
 
     # -- events --
 

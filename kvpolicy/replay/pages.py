@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from hashlib import blake2b
 
 from kvpolicy.replay.errors import TraceUsageError
 
-__all__ = ["Pager"]
+__all__ = ["Pager", "number_of"]
 
 
 class Pager:
@@ -47,3 +48,8 @@ class Pager:
     def reusable(self, pages: int, input_tokens: int) -> int:
         """How many pages of a prompt may come from the cache: of real tokens, engines always compute the last one."""
         return min(pages, (input_tokens - 1) // self.page_tokens) if self.block_tokens == 1 else pages
+
+
+def number_of(text: str) -> int:
+    """64 bits of a text, equal in every run, as Python's own hash of a text is not."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")

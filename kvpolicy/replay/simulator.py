@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
-from kvpolicy.eviction import EvictionIndex
+from kvpolicy.eviction import EvictionIndex, RequestInfo
+from kvpolicy.replay.pages import number_of
 from kvpolicy.replay.requests import Request
 from kvpolicy.replay.statistics import RunStatistics
 from kvpolicy.replay.tree import Node, PrefixTree
@@ -60,6 +61,7 @@ class Simulator:
         self._high = int((eviction.high_watermark or 0) * (self.capacity_pages or 0))
         self._hold_running = hold_running
         self._exact_tokens = exact_tokens
+        self._has_hashes = not exact_tokens  # a page names all that comes before it
         self._running: list[tuple[int, int, Node]] = []  # (end in ms, order, end of the locked path)
 
     def request(self, request: Request, pages: Sequence[Hashable], reusable: int, full: Sequence[Hashable]) -> int:
@@ -215,15 +217,25 @@ class Simulator:
             end += node.pages
             if self._metadata:
                 above = None if parent is root else parent
-                key = self._content_key(full, end - node.pages) if index.needs_content_key else None
+                key = self._content_key(info, above, full, end - node.pages) if index.needs_content_key else None
                 index.insert(node, above, info, node.pages * page_tokens, end * page_tokens, is_output, key)
             path.append(node)
             parent = node
         return fits
 
-    def _content_key(self, full: Sequence[Hashable], at: int) -> int:
-        """What a unit that begins with page ``at`` is known by. A hash names its prefix; of real tokens all count."""
-        return hash(tuple(full[: at + 1]) if self._exact_tokens else full[at])
+    def _content_key(self, info: RequestInfo, above: Node | None, full: Sequence[Hashable], at: int) -> int:
+        """What a unit that begins with page ``at`` is known by: its namespace and all pages up to there. Pages are
+        numbers, or tuples of them, so it is equal in every run."""
+        prefix: Hashable
+        if self._has_hashes:
+            prefix = full[at]
+        elif above is not None and above.kvp is not None and self.tree.max_node_pages == 1:
+            prefix = (above.kvp.content_key, full[at])
+        else:
+            prefix = tuple(full[: at + 1])
+        if info.cache_salt is not None or info.lora is not None:
+            prefix = (number_of(repr((info.cache_salt, info.lora))), prefix)
+        return hash(prefix)
 
     def _was_split(self, upper: Node, lower: Node) -> None:
         if self._metadata:

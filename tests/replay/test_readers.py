@@ -173,6 +173,7 @@ BAD = [
     ("agentic", AGENTIC, {**AGENTIC, "requests": [{**AGENTIC["requests"][0], "h": [1]}]}, "pairs of start and count"),
     ("kv-events", EVENTS[0], [1.0, [{"type": "Strange"}]], "unknown event 'Strange'"),
     ("kv-events", EVENTS[0], ["x", []], "the batch's time is 'x'"),
+    ("kv-events", EVENTS[0], [1.0, [{"type": "BlockRemoved", "block_hashes": [{}]}]], "a block hash is a dict"),
     ("tokens", {"tokens": [1]}, {"tokens": [1, "a"]}, "expected a list of token ids"),
     ("tokens", {"tokens": [1]}, {"output_ids": [1]}, "no prompt in this row"),
     ("sglang-log", LOG[1], log_row("request.finished", "a", "03.000"), "without 'out'"),
@@ -252,6 +253,15 @@ def test_interleaving_is_seeded_and_said(trace_file) -> None:
     assert str(how) == (
         "20 sessions, exponential starts of mean 30 s, seed 7, cut 5 s after the last start (1 requests dropped)"
     )
+
+
+def test_texts_that_name_blocks_become_the_same_numbers_in_every_run(trace_file) -> None:
+    a = 4681665781835383343
+    (request,) = read(trace_file({**MOONCAKE, "hash_ids": ["a", 3]}))
+    assert list(request.blocks) == [a, 3]
+    event = {"type": "BlockStored", "block_hashes": ["a", [1, 2]], "parent_block_hash": None, "block_size": 16}
+    (request,) = read(trace_file([1.0, [event]]))
+    assert list(request.blocks) == [a, (1, 2)]
 
 
 def test_rows_out_of_order_are_counted(trace_file) -> None:

@@ -92,6 +92,37 @@ def test_namespaces_share_nothing(granularity: str) -> None:
     assert serve(sim, "ab", info=RequestInfo(lora="x")) == 0
 
 
+def content_keys(granularity: str, exact_tokens: bool, *requests: tuple[str, list[int]]) -> dict[tuple[str, int], int]:
+    """``content_key`` by tenant and depth of each unit's end."""
+    sim = simulator("reuse_rate", 100, granularity, exact_tokens=exact_tokens)
+    for tenant, pages in requests:
+        request = Request(0, len(pages), 0, pages, None, RequestInfo(cache_salt=tenant or None), None)
+        sim.request(request, pages, len(pages), pages)
+    metas = [node.kvp for node in sim.tree.walk() if node.kvp is not None]
+    return {(meta.cache_salt or "", meta.depth_tokens): meta.content_key for meta in metas}
+
+
+@GRANULARITIES
+@pytest.mark.parametrize("exact_tokens", [False, True])
+def test_tenants_with_equal_prompts_have_contents_of_their_own(granularity: str, exact_tokens: bool) -> None:
+    keys = content_keys(granularity, exact_tokens, ("", [1, 2]), ("gold", [1, 2]), ("silver", [1, 2]))
+    assert None not in keys.values()
+    assert len(set(keys.values())) == len(keys) == (3 if granularity == "node" else 6)
+
+
+@GRANULARITIES
+def test_of_real_tokens_a_content_is_all_that_comes_before_it(granularity: str) -> None:
+    keys = content_keys(granularity, True, ("", [1, 7, 7, 7]), ("", [2, 7, 7, 7]), ("", [1, 7, 8]))
+    assert len(set(keys.values())) == len(keys), "equal tokens after different ones"
+    again = content_keys(granularity, True, ("", [1, 7, 7, 7]), ("", [1, 7, 8]))
+    assert again == {at: key for at, key in keys.items() if at in again}
+
+
+def test_contents_are_the_same_in_every_run() -> None:
+    """Python's hash of a text is not: what is drawn of the traffic would depend on it."""
+    assert content_keys("node", False, ("", [7]), ("gold", [7])) == {("", 1): 7, ("gold", 1): -4518477233605255483}
+
+
 @GRANULARITIES
 def test_outputs_are_kept_and_marked(granularity: str) -> None:
     sim = simulator("agentic", 20, granularity)

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from kvpolicy.replay.lines import Lines
+from kvpolicy.replay.pages import number_of
 
 __all__ = ["blocks", "count", "integer", "milliseconds", "text", "tokens"]
 
@@ -31,7 +32,7 @@ def milliseconds(row: dict[str, Any], key: str, lines: Lines, scale: float = 1.0
 
 
 def blocks(row: dict[str, Any], key: str, lines: Lines, input_tokens: int, block_tokens: int) -> Sequence[Hashable]:
-    """A list of block ids (whole numbers or strings), not more than ``input_tokens`` fill."""
+    """A list of block ids, not more than ``input_tokens`` fill. Strings (which a trace may hold too) become numbers."""
     value = row.get(key)
     if value is None:
         raise _missing(row, key, lines)
@@ -47,7 +48,7 @@ def blocks(row: dict[str, Any], key: str, lines: Lines, input_tokens: int, block
             f"{len(value)} {key} for {input_tokens} tokens of input: {most} blocks of {block_tokens} tokens hold them",
             "give the trace's own block size with --block-size",
         )
-    return value
+    return [number_of(each) if isinstance(each, str) else each for each in value] if str in kinds else value
 
 
 def tokens(row: dict[str, Any], key: str, lines: Lines) -> list[int]:

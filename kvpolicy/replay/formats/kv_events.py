@@ -15,6 +15,7 @@ from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo
 from kvpolicy.replay.formats.base import Format
+from kvpolicy.replay.pages import number_of
 from kvpolicy.replay.requests import Request, TraceInfo
 
 __all__ = ["KvEvents"]
@@ -81,7 +82,8 @@ class KvEvents(Format):
         hashes = self._hashes(event)
         if not hashes:
             return
-        parent = _hashable(event.get("parent_block_hash"))
+        above = event.get("parent_block_hash")
+        parent = None if above is None else self._block(above)
         growing = self._growing.pop(parent, None) if parent is not None else None
         if growing is None:
             lora = event.get("lora_name") or event.get("lora_id")
@@ -139,7 +141,17 @@ class KvEvents(Format):
         hashes = event.get("block_hashes")
         if not isinstance(hashes, list):
             raise self.lines.fail(f"'{event.get('type')}' without a list of block_hashes")
-        return [_hashable(block) for block in hashes]
+        return [self._block(block) for block in hashes]
+
+    def _block(self, value: Any) -> Hashable:
+        """A block's hash, a number, a text or bytes as a list, as something equal in every run."""
+        if isinstance(value, str):
+            return number_of(value)
+        if isinstance(value, list) and set(map(type, value)) <= {int}:
+            return tuple(value)
+        if not isinstance(value, int):
+            raise self.lines.fail(f"a block hash is a {type(value).__name__}, expected a number, a string or bytes")
+        return value
 
 
 def _first_block_size(row: Any) -> object:
@@ -150,7 +162,3 @@ def _first_block_size(row: Any) -> object:
         if isinstance(event, list) and len(event) > 4 and event[0] == _STORED:
             return event[4]
     return None
-
-
-def _hashable(value: Any) -> Hashable:
-    return tuple(value) if isinstance(value, list) else value
