@@ -8,36 +8,43 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvpolicy.facts.engines import parse_engine
+from kvpolicy.facts.gpus import device_traits
+from kvpolicy.facts.rules import Field
+from kvpolicy.facts.vllm_device import refused_by_device
+
+from . import probe
+
 __all__ = ["keeps_model_dtype", "possible"]
 
-_CPU_BLOCK_TOKENS = 32  # CPU_ATTN reads multiples of this
-_CPU_DTYPES = {"auto", "fp8_e4m3", "fp8_e5m2"}
-_CPU_BACKENDS = {"auto", "cpu_attn", "cpu_mla", "amx_mla"}
-_MODEL_DTYPES = {"bf16", "fp16", "fp32"}
+_FIELDS: dict[str, Field] = {"block_size": "page_size", "kv_cache_dtype": "kv_dtype", "attention_backend": "attention"}
 
 
-def _is_cpu() -> bool:
+def _traits() -> frozenset[str]:
+    """The device as the facts name it. On a CPU vLLM asks torch for AMX itself, whatever the policy wants."""
     from vllm.platforms import current_platform
 
-    return bool(current_platform.is_cpu())
+    if current_platform.is_rocm():
+        return device_traits("hip")
+    if current_platform.is_cpu():
+        return device_traits("cpu", amx=True)
+    capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
+    return device_traits(str(current_platform.device_type), capability_major=getattr(capability, "major", None))
 
 
 def keeps_model_dtype(name: str) -> bool:
     """Whether this KV dtype is only to be had by leaving the flag alone: CPUs store the model's own, or fp8."""
-    return name == "fp32" or (name in _MODEL_DTYPES and _is_cpu())
+    return name == "fp32" or (name in ("bf16", "fp16") and "cpu" in _traits())
 
 
 def possible(field: str, value: Any) -> bool:
     """Whether vLLM can run `value`, in the policy's words, for one of `resolution.FIELDS`."""
-    if field == "attention_backend":
-        return _has_backend(str(value)) and (not _is_cpu() or value in _CPU_BACKENDS)
-    if not _is_cpu():
+    if field == "attention_backend" and not _has_backend(str(value)):
+        return False
+    if field not in _FIELDS:
         return True
-    if field == "block_size":
-        return int(value) % _CPU_BLOCK_TOKENS == 0
-    if field == "kv_cache_dtype":
-        return value in _CPU_DTYPES | _MODEL_DTYPES
-    return True
+    version = parse_engine(f"vllm=={probe.engine_version()}").facts
+    return refused_by_device(_FIELDS[field], value, version=version, traits=_traits()) is None
 
 
 def _has_backend(name: str) -> bool:

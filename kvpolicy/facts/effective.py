@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from kvpolicy.facts import vllm_device
 from kvpolicy.facts.dtypes import AUTO, canonical
 from kvpolicy.facts.engines import ENGINES, EngineTarget
 from kvpolicy.facts.evidence import evidence_for
@@ -50,7 +52,7 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
         return None
     asked = asked_of(findings.policy)
     layers = _layers_of(findings.policy)
-    fallbacks = _fallbacks(findings.policy, asked, where, target, where.gpu)
+    fallbacks = _fallbacks(findings.policy, asked, target, where.gpu)
     tried = replace(asked, **{name: value for name, (value, _) in fallbacks.items()})  # type: ignore[arg-type]
     outcome = _resolve(tried, where, target, where.gpu, layers)
     if where.model is None:
@@ -85,38 +87,19 @@ def _resolve(
     return resolve_sglang(asked, version=target.facts, gpu=gpu, model=model, tp=where.tp)
 
 
-def _fallbacks(
-    policy: Policy, asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu
-) -> dict[Field, tuple[Value, Rule]]:
+def _fallbacks(policy: Policy, asked: Settings, target: EngineTarget, gpu: Gpu) -> dict[Field, tuple[Value, Rule]]:
     """As the adapter does at start: where the device cannot run the first choice, the first accepted one it can."""
-    if target.name == "vllm":
-        return _vllm_fallbacks(policy, asked, where, target, gpu)
-    found: dict[Field, tuple[Value, Rule]] = {}
-    names: tuple[Field, ...] = ("attention", "kv_dtype")
-    for name in names:
-        first: Value | None = getattr(asked, name)
-        rule = refused_by_device(name, first, version=target.facts, traits=gpu.traits) if first is not None else None
-        for value in _accepted(policy, name) if rule is not None else ():
-            if refused_by_device(name, value, version=target.facts, traits=gpu.traits) is None:
-                assert rule is not None
-                found[name] = (value, rule)
-                break
-    return found
-
-
-def _vllm_fallbacks(
-    policy: Policy, asked: Settings, where: Deployment, target: EngineTarget, gpu: Gpu
-) -> dict[Field, tuple[Value, Rule]]:
-    """vLLM refuses what does not fit together, so a fallback is an accepted value with which nothing is refused."""
+    of_engine = vllm_device.refused_by_device if target.name == "vllm" else refused_by_device
+    refused = partial(of_engine, version=target.facts, traits=gpu.traits)
     found: dict[Field, tuple[Value, Rule]] = {}
     names: tuple[Field, ...] = ("attention", "kv_dtype", "page_size")
     for name in names:
-        tried = replace(asked, **{known: value for known, (value, _) in found.items()})  # type: ignore[arg-type]
-        mine = [r.rule for r in _resolve(tried, where, target, gpu).refusals if r.rule.field == name]
-        for value in _accepted(policy, name) if mine else ():
-            other = replace(tried, **{name: value})  # type: ignore[arg-type]
-            if not any(r.rule.field == name for r in _resolve(other, where, target, gpu).refusals):
-                found[name] = (value, mine[0])
+        first: Value | None = getattr(asked, name)
+        rule = refused(name, first) if first is not None else None
+        for value in _accepted(policy, name) if rule is not None else ():
+            if refused(name, value) is None:
+                assert rule is not None
+                found[name] = (value, rule)
                 break
     return found
 

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvpolicy_vllm import machine, resolution
+from kvpolicy_vllm import machine, probe, resolution
 
+from kvpolicy.facts.gpus import device_traits
 from kvpolicy.runtime.active import ActivePolicy
 from kvpolicy.runtime.loading import load_active
 
@@ -29,8 +30,11 @@ cache:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def make_active(on_conflict: str = "error", cpu: bool = False, text: str = POLICY) -> ActivePolicy:
-        monkeypatch.setattr(machine, "_is_cpu", lambda: cpu)
+    def make_active(
+        on_conflict: str = "error", cpu: bool = False, text: str = POLICY, version: str = "0.32.0"
+    ) -> ActivePolicy:
+        monkeypatch.setattr(machine, "_traits", lambda: device_traits("cpu" if cpu else "cuda", capability_major=9))
+        monkeypatch.setattr(probe, "engine_version", lambda: version)
         path = tmp_path / "p.yaml"
         path.write_text(text.replace("ON_CONFLICT", on_conflict))
         return load_active(str(path), "vllm")
@@ -65,6 +69,12 @@ def test_a_cpu_gets_a_block_that_its_kernel_reads(make: Any) -> None:
     resolution.ask(active, args, {})
     assert args.block_size == 32
     assert active.settings["block_size"].decided_by == "accept list (16 cannot run here)"
+
+
+def test_a_cpu_of_an_older_vllm_reads_smaller_blocks(make: Any) -> None:
+    active, args = make(cpu=True, version="0.28.0+cpu"), Arguments()
+    resolution.ask(active, args, {})
+    assert (args.block_size, active.settings["block_size"].decided_by) == (16, "policy")
 
 
 @pytest.mark.parametrize(("cpu", "name"), [(False, "bfloat16"), (True, "auto")])
