@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from kvpolicy.language import load_policy
 from tests.conftest import SGLANG_VERSIONS
+from tests.launching import run_program
+from tests.programs import told_by
 from tests.sglang.launch.processes import SglangEnv, write_policy
 
 pytestmark = pytest.mark.engine
@@ -46,16 +46,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("version", SGLANG_VERSIONS)
 def test_engine(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path, version: str) -> None:
     policy = write_policy(tmp_path)
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    engine = sglang_env(version)
-    done = subprocess.run(
-        [str(engine.python), str(program), str(tiny_model), str(policy)],
-        env=engine.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("TOLD ")]
-    assert lines, done.stdout + done.stderr
-    told = json.loads(lines[0].removeprefix("TOLD "))
+    (told,) = told_by(run_program(sglang_env(version), tmp_path, PROGRAM, str(tiny_model), str(policy)))
     assert "but page_size=64 was given explicitly" in told["refused"]
     assert told["class"] == "sglang.srt.entrypoints.engine.Engine"
     assert told["environment"] == []

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SGLANG_VERSIONS
-from tests.sglang.launch.processes import SglangEnv, assert_said, in_children, injecting, launch, write_policy
+from tests.launching import assert_said, child_faults, in_children, injecting
+from tests.sglang.launch.processes import SglangEnv, launch, write_policy
 
 pytestmark = pytest.mark.engine
 
@@ -120,35 +121,7 @@ def test_a_hook_that_does_not_take(sglang_env: SglangEnv, tiny_model: Path, tmp_
     assert_said(done, "ServerArgs.from_cli_args")
 
 
-CHILD_FAULTS = {
-    "the plugin cannot be imported": (
-        "sys.modules['kvpolicy_sglang'] = None",
-        "1 of 1 scheduler processes started without the policy",
-    ),
-    "the core cannot be imported": (
-        "sys.modules['kvpolicy.language'] = None",
-        "kvpolicy: cannot start with a policy: ModuleNotFoundError: import of kvpolicy.language halted",
-    ),
-    "the carried policy is lost": (
-        "import os; os.environ.pop('KVPOLICY_CARRY', None)",
-        "1 of 1 scheduler processes started without the policy",
-    ),
-    "the carried policy is damaged": (
-        "import os; os.environ['KVPOLICY_CARRY'] = '1:AAAA'",
-        "KVPOLICY_CARRY is damaged",
-    ),
-    "the carried policy is another one": (
-        "import os\n"
-        "from kvpolicy.runtime import carry\n"
-        "from kvpolicy.language import digest_of\n"
-        "found = carry.read(os.environ['KVPOLICY_CARRY'])\n"
-        "found.flat['metadata']['description'] = 'another'\n"
-        "found.digest = digest_of(found.flat)\n"
-        "carry.export(found)\n"
-        "os.environ['KVPOLICY_CARRY'] = '1:' + os.environ['KVPOLICY_CARRY'].partition(':')[2]",
-        "the scheduler was given arguments for policy",
-    ),
-}
+CHILD_FAULTS = child_faults("kvpolicy_sglang", "scheduler", "the scheduler was given arguments")
 
 
 @pytest.mark.server

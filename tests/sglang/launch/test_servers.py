@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kvpolicy.language import load_policy
-from tests.sglang.launch.processes import SglangEnv, in_children, injecting, write_policy
+from tests.launching import in_children, injecting
+from tests.sglang.launch.processes import SglangEnv, write_policy
 from tests.sglang.launch.test_flags import IDLE_MODULES
 from tools.environment import EngineEnv
 from tools.server import Server, free_port, run_server, server_arguments, stop_group, wait_healthy

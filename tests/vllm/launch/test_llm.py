@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvpolicy.language import load_policy
-from tests.vllm.launch.processes import run_program, write_policy
+from tests.launching import run_program
+from tests.programs import told_by
+from tests.vllm.launch.processes import write_policy
 from tests.vllm.launch.test_idle import IDLE_MODULES
 from tools.environment import EngineEnv
 
@@ -46,17 +46,11 @@ if __name__ == "__main__":
 """
 
 
-def told(output: str) -> dict[str, Any]:
-    (line,) = [line for line in output.splitlines() if line.startswith("TOLD ")]
-    found: dict[str, Any] = json.loads(line.removeprefix("TOLD "))
-    return found
-
-
 @pytest.mark.parametrize("processes", ["in process", "engine processes"])
 def test_a_program(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path, processes: str) -> None:
     policy = write_policy(tmp_path)
     engine = vllm_env("0.32.0", IN_PROCESS if processes == "in process" else {})
-    found = told(run_program(engine, tmp_path, PROGRAM, str(tiny_model), str(policy)))
+    (found,) = told_by(run_program(engine, tmp_path, PROGRAM, str(tiny_model), str(policy)))
     assert "but block_size=64 was given explicitly" in found["refused"]
     assert found["class"] == "vllm.entrypoints.llm.LLM"
     assert found["environment"] == []
@@ -88,7 +82,7 @@ if __name__ == "__main__":
 
 
 def test_installed_without_a_policy_nothing_is_patched(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path) -> None:
-    found = told(run_program(vllm_env("0.32.0", IN_PROCESS), tmp_path, WITNESS, str(tiny_model)))
+    (found,) = told_by(run_program(vllm_env("0.32.0", IN_PROCESS), tmp_path, WITNESS, str(tiny_model)))
     assert found == {"modules": IDLE_MODULES, "pool": True, "config": "vllm.engine.arg_utils"}
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.launch.processes import assert_said, in_children, injecting, launch, write_policy
+from tests.launching import assert_said, child_faults, in_children, injecting
+from tests.vllm.launch.processes import launch, write_policy
 from tools.environment import EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -122,34 +123,7 @@ def test_a_hook_that_another_plugin_undid(vllm_env: VllmEnv, tiny_model: Path, t
     assert_said(done, "removed these hooks of the policy: vllm.engine.arg_utils.EngineArgs.create_engine_config")
 
 
-CHILD_FAULTS = {
-    "the plugin cannot be imported": (
-        "sys.modules['kvpolicy_vllm'] = None",
-        "1 of 1 engine processes started without the policy",
-    ),
-    "the core cannot be imported": (
-        "sys.modules['kvpolicy.language'] = None",
-        "kvpolicy: cannot start with a policy: ModuleNotFoundError: import of kvpolicy.language halted",
-    ),
-    "the carried policy is damaged": (
-        "import os; os.environ['KVPOLICY_CARRY'] = '1:AAAA'",
-        "KVPOLICY_CARRY is damaged",
-    ),
-    "the carried policy is lost": (
-        "import os; os.environ.pop('KVPOLICY_CARRY', None)",
-        "1 of 1 engine processes started without the policy",
-    ),
-    "the carried policy is another one": (
-        "import os\n"
-        "from kvpolicy.runtime import carry\n"
-        "from kvpolicy.language import digest_of\n"
-        "found = carry.read(os.environ['KVPOLICY_CARRY'])\n"
-        "found.flat['metadata']['description'] = 'another'\n"
-        "found.digest = digest_of(found.flat)\n"
-        "carry.export(found)\n"
-        "os.environ['KVPOLICY_CARRY'] = '1:' + os.environ['KVPOLICY_CARRY'].partition(':')[2]",
-        "the engine was given a configuration for policy",
-    ),
+CHILD_FAULTS = child_faults("kvpolicy_vllm", "engine", "the engine was given a configuration") | {
     "a worker has another policy": (
         "import kvpolicy_vllm.worker as worker; worker.digest_of = lambda flat: 'feedface' * 8",
         "kvpolicy: worker 0 has policy feedfacefeed",

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.language import load_policy
-from tests.vllm.launch.processes import in_children, injecting, write_policy
+from tests.launching import in_children, injecting
+from tests.vllm.launch.processes import write_policy
 from tools.environment import EngineEnv
 from tools.server import VllmServer, run_server
 
