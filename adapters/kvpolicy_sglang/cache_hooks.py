@@ -7,19 +7,17 @@ the engine's own order stays and that is a conflict, decided by the policy's `on
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvpolicy.runtime.active import ActivePolicy, Conflict
+from kvpolicy.runtime.active import ActivePolicy
+from kvpolicy.runtime.support import Verdict, refusal, yield_to_engine
 
 from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_touch, cache_unified
 from .cache_guard import EvictionGuard
-from .cache_support import Needs, Verdict, supported
+from .cache_support import Needs, supported
 
-__all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of", "refusal"]
-
-logger = logging.getLogger("kvpolicy")
+__all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of"]
 
 #: SGLang's prefix-cache construction: one function in every supported version, called once a scheduler.
 CONSTRUCTION = "sglang.srt.mem_cache.registry.create_tree_cache"
@@ -99,12 +97,8 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
         stamp = cache_metadata.attach_unified if is_unified else cache_metadata.attach_radix
         metadata = stamp(cache, guard, _lora_names(ctx))
         cache_admit.attach(cache, metadata)
-    active.core, active.index = "kvpolicy", index
     tree = f"{type(cache).__name__}, {type(cache.tree_core).__name__}" if is_unified else type(cache).__name__
-    active.core_reason = f"our index on {tree}"
-    active.algorithm = eviction.policy or "lru, the engine's default"
-    if eviction.score is not None:
-        active.algorithm = f"score ({eviction.score.score_class})"
+    active.serve(index, eviction, f"our index on {tree}")
     return Built(cache, guard, metadata)
 
 
@@ -117,29 +111,11 @@ def _stock(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any, reason: 
     return Built(cache)
 
 
-def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
-    """Why the server must not start, in words; None: it may."""
-    if verdict.kind == "supported" or (verdict.kind == "stock" and active.compiled.on_conflict == "warn"):
-        return None
-    ways = "drop the flag or the eviction section"
-    if verdict.kind == "stock":
-        ways += ", or set `cache: {on_conflict: warn}` to let the engine win"
-    return (
-        f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
-        f"  conflict: eviction: {verdict.message} (policy: {active.origin('eviction')})\n"
-        f"  help: {ways}"
-    )
-
-
 def _conflict(active: ActivePolicy, verdict: Verdict) -> None:
     """Say that the engine's order stays; SystemExit if the policy says so, or if the server must not start so."""
     if refused := refusal(active, verdict):
         raise SystemExit(refused)
-    message = f"eviction: {verdict.message}; the engine's own order stays (policy: {active.origin('eviction')})"
-    active.conflicts.append(
-        Conflict("eviction", "policy", "engine order", verdict.winner, active.origin("eviction"), message)
-    )
-    logger.warning("kvpolicy: conflict: %s", message)
+    yield_to_engine(active, verdict)
 
 
 def _lora_names(ctx: Any) -> Callable[[str], str]:

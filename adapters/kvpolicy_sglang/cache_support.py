@@ -7,15 +7,14 @@ two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from kvpolicy.runtime.support import Feature, Verdict, decide
 
 from . import cache_unified, probe
 
-__all__ = ["FEATURES", "Feature", "Needs", "Verdict", "supported"]
-
-Kind = Literal["supported", "stock", "refused"]
+__all__ = ["FEATURES", "Needs", "supported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +24,6 @@ class Needs:
     index: bool = True  # its own order, rules, tenants: anything but the engine's own order
     time: bool = False  # ttl or a field in seconds
     metadata: bool = False  # more than a bare built-in order
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`supported`: our index decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not
-    start."""
-
-    kind: Kind
-    winner: str = ""  # the flag or fact that decides
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """One row of the table."""
-
-    name: str  # as an operator calls it
-    flag: str  # what turns it on
-    kind: Kind
-    reason: str
-    used: Callable[[_Start], bool]
 
 
 class _Start:
@@ -92,7 +70,7 @@ def _has_foreign_component(start: _Start) -> bool:
 _TREE_ONLY = "its tree holds more than one kind of state or tier, and order there is not proven equal"
 
 #: Tried in order; the first that is in use and not `supported` decides.
-FEATURES: tuple[Feature, ...] = (
+FEATURES: tuple[Feature[_Start], ...] = (
     Feature(
         "several tokenizer workers",
         "--tokenizer-worker-num",
@@ -266,9 +244,4 @@ def supported(server_args: Any, ctx: Any = None, needs: Needs = Needs()) -> Verd
     """
     if not needs.index:
         return Verdict("supported")
-    start = _Start(server_args, ctx, needs)
-    for feature in FEATURES:
-        if feature.kind != "supported" and feature.used(start):
-            message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}"
-            return Verdict(feature.kind, feature.flag, message)
-    return Verdict("supported")
+    return decide(FEATURES, _Start(server_args, ctx, needs))

@@ -17,6 +17,7 @@ from typing import Any
 from kvpolicy.runtime import carry, flags, handshake
 from kvpolicy.runtime.active import ActivePolicy, current, set_current
 from kvpolicy.runtime.loading import carried_by, load_active, say, summary
+from kvpolicy.runtime.support import refusal
 
 from . import cache_hooks, cache_support, cache_time, probe, resolution
 from .hooks import HookSet
@@ -155,7 +156,7 @@ def _refuse_unsupported_cache(active: ActivePolicy, server_args: Any) -> None:
     Under `on_conflict: warn` the scheduler says it, which also knows what only the model tells.
     """
     needs = cache_hooks.needs_of(active)
-    if refused := cache_hooks.refusal(active, cache_support.supported(server_args, needs=needs)):
+    if refused := refusal(active, cache_support.supported(server_args, needs=needs)):
         raise SystemExit(refused)
     if needs.index and needs.time:
         cache_time.install_tokenizer(PENDING.hooks)

@@ -7,23 +7,20 @@ vLLM's own order (lru, or nothing) keeps vLLM's free queue, at vLLM's speed.
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import TYPE_CHECKING, Any
 
-from kvpolicy.runtime.active import Conflict
+from kvpolicy.runtime.support import Verdict, refusal, yield_to_engine
 
+from . import hooks
 from .cache_guard import CacheGuard
-from .cache_support import Verdict, supported
+from .cache_support import supported
 from .cache_units import CachedUnits
 
 if TYPE_CHECKING:
     from kvpolicy.eviction import CompiledEviction
     from kvpolicy.runtime.active import ActivePolicy
 
-__all__ = ["EvictionRefused", "attach", "install", "needs_index", "patch", "refusal", "refuse", "swap", "verdict_on"]
-
-logger = logging.getLogger("kvpolicy")
+__all__ = ["EvictionRefused", "attach", "install", "needs_index", "patch", "refuse", "swap", "verdict_on"]
 
 _STOCK_ORDERS = (None, "lru")
 
@@ -56,9 +53,9 @@ def patch() -> None:
     from .cache_pool import PolicyBlockPool
 
     kv_cache_coordinator.BlockPool = PolicyBlockPool
-    _wrap(kv_cache_manager, "get_kv_cache_coordinator", _built)
-    _wrap(kv_cache_manager.KVCacheManager, "allocate_slots", _allocating)
-    _wrap(Scheduler, "add_request", _arriving)
+    hooks.wrap(kv_cache_manager, "get_kv_cache_coordinator", _built)
+    hooks.wrap(kv_cache_manager.KVCacheManager, "allocate_slots", _allocating)
+    hooks.wrap(Scheduler, "add_request", _arriving)
 
 
 def attach(active: ActivePolicy, pool: Any, vllm_config: Any, kv_cache_config: Any, block_tokens: int) -> None:
@@ -73,10 +70,7 @@ def attach(active: ActivePolicy, pool: Any, vllm_config: Any, kv_cache_config: A
     refuse(active, verdict)
     active.core, active.algorithm, active.index = "engine", "lru, vLLM's free queue", None
     if verdict.kind == "stock":
-        message = f"eviction: {verdict.message}; vLLM's own order stays (policy: {active.origin('eviction')})"
-        origin = active.origin("eviction")
-        active.conflicts.append(Conflict("eviction", "policy", "engine order", verdict.winner, origin, message))
-        logger.warning("kvpolicy: conflict: %s", message)
+        yield_to_engine(active, verdict)
         active.core_reason = verdict.message
     elif winner := active.eviction_yielded_to:
         active.core_reason = f"{winner} won over the policy (on_conflict: warn)"
@@ -111,11 +105,7 @@ def swap(active: ActivePolicy, pool: Any, eviction: CompiledEviction, block_toke
     units.rebuild(pool.blocks, free, before.units if before is not None else None)
     guard = CacheGuard(active, pool, units)
     pool.guard, pool.free_block_queue = guard, PolicyQueue(free, guard)
-    active.core, active.index = "kvpolicy", index
-    active.core_reason = "our index on vLLM's block pool"
-    active.algorithm = eviction.policy or "lru, the engine's default"
-    if eviction.score is not None:
-        active.algorithm = f"score ({eviction.score.score_class})"
+    active.serve(index, eviction, "our index on vLLM's block pool")
 
 
 def needs_index(eviction: CompiledEviction) -> bool:
@@ -123,17 +113,6 @@ def needs_index(eviction: CompiledEviction) -> bool:
     if eviction.core != "auto":
         return eviction.core == "kvpolicy"
     return eviction.score is not None or eviction.needs_metadata or eviction.policy not in _STOCK_ORDERS
-
-
-def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
-    """Why the server must not start, in words; None: it may."""
-    if verdict.kind == "supported" or active.compiled.on_conflict == "warn":
-        return None
-    return (
-        f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
-        f"  conflict: eviction: {verdict.message} (policy: {active.origin('eviction')})\n"
-        f"  help: drop the flag or the eviction section, or set `cache: {{on_conflict: warn}}` to let the engine win"
-    )
 
 
 def refuse(active: ActivePolicy, verdict: Verdict) -> None:
@@ -154,20 +133,6 @@ def verdict_on(active: ActivePolicy, vllm_config: Any, kv_cache_config: Any) -> 
 
 
 # -- in the engine's methods: a pool without a guard takes vLLM's path --
-
-
-def _wrap(owner: Any, name: str, around: Any) -> None:
-    """Replace `owner.name` by `around(original, ...)`, once a process."""
-    original = getattr(owner, name)
-    if hasattr(original, "kvpolicy_original"):
-        return
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    wrapper.kvpolicy_original = original  # type: ignore[attr-defined]
-    setattr(owner, name, wrapper)
 
 
 def _built(original: Any, *args: Any, **kwargs: Any) -> Any:

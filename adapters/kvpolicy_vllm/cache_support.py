@@ -5,33 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-__all__ = ["FEATURES", "Feature", "Verdict", "supported"]
+from kvpolicy.runtime.support import Feature, Verdict, decide
 
-Kind = Literal["supported", "stock"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`supported`: our index decides. `stock`: vLLM's order stays, a conflict."""
-
-    kind: Kind
-    winner: str = ""  # the flag or fact that decides
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """One row of the table."""
-
-    name: str  # as an operator calls it
-    flag: str  # what turns it on
-    kind: Kind
-    reason: str
-    used: Callable[[_Start], bool]
+__all__ = ["FEATURES", "supported"]
 
 
 class _Start:
@@ -55,7 +33,7 @@ class _Start:
 CHAINS = ("FullAttentionSpec", "MLAAttentionSpec")
 
 #: Tried in order; the first that is in use and not `supported` decides.
-FEATURES: tuple[Feature, ...] = (
+FEATURES: tuple[Feature[_Start], ...] = (
     Feature(
         "prefix caching off",
         "--no-enable-prefix-caching",
@@ -130,9 +108,4 @@ def supported(vllm_config: Any, kv_cache_config: Any = None) -> Verdict:
 
     `kv_cache_config` is vLLM's `KVCacheConfig` in the engine, None in a launcher.
     """
-    start = _Start(vllm_config, kv_cache_config)
-    for feature in FEATURES:
-        if feature.kind != "supported" and feature.used(start):
-            message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}"
-            return Verdict(feature.kind, feature.flag, message)
-    return Verdict("supported")
+    return decide(FEATURES, _Start(vllm_config, kv_cache_config))

@@ -19,6 +19,7 @@ from typing import Any
 from kvpolicy.runtime import carry, flags, handshake
 from kvpolicy.runtime.active import ActivePolicy, current, set_current
 from kvpolicy.runtime.loading import activate, carried_by, load_active, say, summary
+from kvpolicy.runtime.support import refusal
 
 from . import api_server, cache_hooks, engine_core, hooks, probe, resolution
 from .worker import CONFIG_KEY
@@ -173,7 +174,7 @@ def _refuse(active: ActivePolicy, vllm_config: Any) -> None:
             raise SystemExit(
                 f"kvpolicy: {active.source}: a policy cannot be used with {flag}: Ray actors do not inherit it"
             )
-    if refused := cache_hooks.refusal(active, cache_hooks.verdict_on(active, vllm_config, None)):
+    if refused := refusal(active, cache_hooks.verdict_on(active, vllm_config, None)):
         raise SystemExit(refused)
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from kvpolicy.eviction import CompiledEviction
+    from kvpolicy.eviction.index import EvictionIndex
     from kvpolicy.language import Policy
 
 __all__ = ["ActivePolicy", "Conflict", "Setting", "current", "set_current"]
@@ -87,6 +89,13 @@ class ActivePolicy:
     def eviction_yielded_to(self) -> str | None:
         """Who won over the policy's eviction under `on_conflict: warn`; then the engine's order serves throughout."""
         return next((found.winner for found in self.conflicts if found.setting.startswith("eviction.")), None)
+
+    def serve(self, index: EvictionIndex, eviction: CompiledEviction, reason: str) -> None:
+        """From now on `index` decides, in `eviction`'s order."""
+        self.core, self.index, self.core_reason = "kvpolicy", index, reason
+        self.algorithm = eviction.policy or "lru, the engine's default"
+        if eviction.score is not None:
+            self.algorithm = f"score ({eviction.score.score_class})"
 
     def observe_evict(self, seconds: float) -> None:
         """Count one eviction call of the engine. Never raises."""

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvpolicy_sglang.cache_hooks import refusal
 from kvpolicy_sglang.cache_support import FEATURES, Needs, supported
 
-from tests.sglang.cache.harness import activate
+from kvpolicy.runtime.support import refusal
+from tests.inside.activation import activate
 
 DOCS = Path(__file__).resolve().parents[3] / "docs/sglang.md"
 
@@ -155,12 +155,12 @@ def test_a_refusal_names_the_policy_and_the_ways_out() -> None:
     rules = {"rules": [{"name": "a", "retain": {"weight": 2, "ttl": "60s"}}]}
     stock = supported(SimpleNamespace(**{**PLAIN, "enable_hierarchical_cache": True}))
     refused = supported(SimpleNamespace(**{**PLAIN, "tokenizer_worker_num": 2}), None, Needs(time=True))
-    said = refusal(activate(rules), stock)
+    said = refusal(activate("sglang", rules), stock)
     assert said is not None
     assert said.splitlines()[0] == "kvpolicy: test.yaml: the policy cannot be honoured:"
     assert "on_conflict: warn" in said
-    assert refusal(activate(rules, on_conflict="warn"), stock) is None
-    said = refusal(activate(rules, on_conflict="warn"), refused)
+    assert refusal(activate("sglang", rules, on_conflict="warn"), stock) is None
+    said = refusal(activate("sglang", rules, on_conflict="warn"), refused)
     assert said is not None
     assert "on_conflict" not in said  # would not help
 

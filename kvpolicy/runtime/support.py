@@ -1,0 +1,73 @@
+"""Where a policy's eviction works: the shape of each adapter's table, and what happens where it does not.
+
+An adapter lists its engine's features as rows, asks :func:`decide` with what is about to start, and either ends the
+start with the words of :func:`refusal` or lets the engine's order stay with :func:`yield_to_engine`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from .active import ActivePolicy, Conflict
+
+__all__ = ["Feature", "Kind", "Verdict", "decide", "refusal", "yield_to_engine"]
+
+logger = logging.getLogger("kvpolicy")
+
+Kind = Literal["supported", "stock", "refused"]
+S = TypeVar("S")  # what an adapter knows of the configuration about to start
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`supported`: our index decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not
+    start."""
+
+    kind: Kind
+    winner: str = ""  # the flag or fact that decides
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature(Generic[S]):
+    """One row of an adapter's table."""
+
+    name: str  # as an operator calls it
+    flag: str  # what turns it on
+    kind: Kind
+    reason: str
+    used: Callable[[S], bool]
+
+
+def decide(features: Iterable[Feature[S]], start: S) -> Verdict:
+    """The first row that is in use and not `supported` decides."""
+    for feature in features:
+        if feature.kind != "supported" and feature.used(start):
+            message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}"
+            return Verdict(feature.kind, feature.flag, message)
+    return Verdict("supported")
+
+
+def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
+    """Why the server must not start, in words; None: it may."""
+    if verdict.kind == "supported" or (verdict.kind == "stock" and active.compiled.on_conflict == "warn"):
+        return None
+    ways = "drop the flag or the eviction section"
+    if verdict.kind == "stock":
+        ways += ", or set `cache: {on_conflict: warn}` to let the engine win"
+    return (
+        f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
+        f"  conflict: eviction: {verdict.message} (policy: {active.origin('eviction')})\n"
+        f"  help: {ways}"
+    )
+
+
+def yield_to_engine(active: ActivePolicy, verdict: Verdict) -> None:
+    """Record and say that the engine's own order stays."""
+    origin = active.origin("eviction")
+    message = f"eviction: {verdict.message}; the engine's own order stays (policy: {origin})"
+    active.conflicts.append(Conflict("eviction", "policy", "engine order", verdict.winner, origin, message))
+    logger.warning("kvpolicy: conflict: %s", message)
