@@ -6,6 +6,7 @@ vLLM builds gets one route more, and its `/metrics` is asked through ours. A fai
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable
@@ -19,6 +20,8 @@ __all__ = ["PATH", "register"]
 logger = logging.getLogger("kvpolicy")
 
 PATH = "/kvpolicy"
+#: What a scrape waits for the engines. Prometheus gives up after 10 s, and would lose vLLM's own metrics with ours.
+SCRAPE_TIMEOUT_S = 5.0
 #: Where vLLM looks up `build_app` when it serves: up to 0.28, and later.
 _BUILDERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")
 
@@ -64,6 +67,20 @@ async def ask_engines(app: Any) -> list[dict[str, Any]]:
     return [answer for answer in answers if answer is not None]
 
 
+async def kvpolicy_families(app: Any) -> list[Any]:
+    """Our metrics for one scrape; none, with a warning, where an engine fails or does not answer in time."""
+    from .metrics import families
+
+    try:
+        return list(families(await asyncio.wait_for(ask_engines(app), SCRAPE_TIMEOUT_S)))
+    except asyncio.TimeoutError:
+        why = f"no answer from the engines in {SCRAPE_TIMEOUT_S:g} s"
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    logger.warning("kvpolicy: no kvpolicy metrics in this scrape: %s", why)
+    return []
+
+
 class _Metrics:
     """`/metrics` as vLLM serves it, with ours behind; an engine that does not answer costs ours only."""
 
@@ -79,11 +96,5 @@ class _Metrics:
         self._serve = make_asgi_app(registry=self._registry)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from .metrics import families
-
-        try:
-            self._registry.ours = list(families(await ask_engines(self._app)))
-        except Exception as error:
-            self._registry.ours = []
-            logger.warning("kvpolicy: no kvpolicy metrics in this scrape: %s: %s", type(error).__name__, error)
+        self._registry.ours = await kvpolicy_families(self._app)
         await self._serve(scope, receive, send)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 prometheus = pytest.importorskip("prometheus_client")
 
+from kvpolicy_vllm import api_server  # noqa: E402
 from kvpolicy_vllm.metrics import JoinedRegistry, families  # noqa: E402
 
 from kvpolicy.runtime.metrics import SECONDS_BUCKETS  # noqa: E402
@@ -72,3 +76,35 @@ def test_an_engine_in_its_own_order_has_no_victims_to_tell() -> None:
     names = {sample.name for family in families([stock]) for sample in family.samples}
     assert "kvpolicy_info" in names
     assert "kvpolicy_victim_digest" not in names
+
+
+def serving(answer: Any) -> Any:
+    """An app as vLLM builds it, whose engines answer so."""
+    core = SimpleNamespace(call_utility_all_async=answer)
+    return SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(engine_core=core)))
+
+
+def test_a_scrape_asks_every_engine() -> None:
+    async def answer(method: str) -> list[Any]:
+        assert method == "kvpolicy_status"
+        return [engine(0, 3), None]
+
+    found = asyncio.run(api_server.kvpolicy_families(serving(answer)))
+    assert "kvpolicy_info" in {family.name for family in found}
+
+
+@pytest.mark.parametrize("fault", ["silent", "dead"])
+def test_an_engine_that_does_not_answer_costs_ours_only(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(api_server, "SCRAPE_TIMEOUT_S", 0.01)
+
+    async def answer(method: str) -> list[Any]:
+        if fault == "dead":
+            raise RuntimeError("EngineCore died")
+        await asyncio.Event().wait()
+        return []
+
+    with caplog.at_level(logging.WARNING, "kvpolicy"):
+        assert asyncio.run(api_server.kvpolicy_families(serving(answer))) == []
+    assert {"silent": "no answer from the engines in 0.01 s", "dead": "EngineCore died"}[fault] in caplog.text
