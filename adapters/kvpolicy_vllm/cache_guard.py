@@ -90,6 +90,8 @@ class CacheGuard:
 
     def admits(self, request: Any) -> bool:
         """Whether the request's blocks may be cached; decided at its first ones. A fault admits, as vLLM does."""
+        if self.is_retired:
+            return True
         try:
             state = self._state(request)
             self._count_hit(state)

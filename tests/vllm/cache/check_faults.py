@@ -67,6 +67,20 @@ def check_a_policy_that_always_fails_is_retired(monkeypatch: pytest.MonkeyPatch,
     assert served == random_run(stock, 1, 400, copies=False, drops=False), "it was not vLLM's order that served"
 
 
+def check_a_retired_policy_refuses_no_admission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_guard, "MAX_FAULTS", 1)
+    driver = Driver(40, {"policy": "lfu", "rules": [{"name": "none", "match": "depth_tokens >= 0", "admit": "never"}]})
+    prompt = list(range(64))
+    driver.serve(prompt)
+    assert driver.resident(prompt) == 0, "the rule did not refuse while the policy ran"
+    for _ in range(2):
+        driver.pool.guard.lost()
+        driver.pool.guard._is_stale = False
+    assert driver.pool.guard.is_retired
+    driver.serve(prompt)
+    assert driver.resident(prompt) > 0
+
+
 @pytest.mark.parametrize(
     "lie",
     ["in use", "null", "stale", "parent"],
