@@ -10,6 +10,7 @@ Nothing here imports vLLM. Blocks are its `KVCacheBlock`s: compared by identity,
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,9 +53,8 @@ class CachedUnits:
         self.index = index
         self.block_tokens = block_tokens
         self.units: dict[bytes, Unit] = {}
-        self.surplus: dict[
-            int, Any
-        ] = {}  # free blocks whose content is resident elsewhere too, oldest first, by number
+        #: Free blocks whose content is resident elsewhere too, by number, oldest first: a dict is slow at its front.
+        self.surplus: OrderedDict[int, Any] = OrderedDict()
         self._tick = 0
 
     # -- what the pool tells --
