@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.programs import INSIDE, with_path
+
 HERE = Path(__file__).resolve().parent
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -20,7 +22,7 @@ def in_engine(sglang_env: Callable[..., Any]) -> Run:
     """`in_engine("0.5.20", "differential.py", "--policy", "lru")` -> the JSON objects the script printed."""
 
     def run(version: str, script: str, *args: str, **env: str) -> list[dict[str, Any]]:
-        engine = sglang_env(version)
+        engine = with_path(sglang_env(version), INSIDE)
         # The classes under test are the GPU server's; only a server needs the switch to SGLang's CPU engine.
         variables = {key: value for key, value in engine.env.items() if key != "SGLANG_USE_CPU_ENGINE"}
         done = subprocess.run(

@@ -17,8 +17,9 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+from activation import activate
 from differential import Side, default_kind
-from harness import activate, attach
+from harness import attach
 from kvpolicy_sglang.cache_time import read_stamp, stamp
 
 from kvpolicy.eviction.algorithms import score
@@ -38,7 +39,7 @@ class PolicySide(Side):
     """A side whose inserts belong to requests, as the scheduler's do."""
 
     def __init__(self, page: int, capacity: int) -> None:
-        self.policy = activate(POLICY)
+        self.policy = activate("sglang", POLICY)
         super().__init__(default_kind(), "lru", page, capacity, ours=False)
 
     def stock(self, params: Any = None) -> Any:

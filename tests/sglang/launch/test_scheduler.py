@@ -9,12 +9,12 @@ from kvpolicy_sglang.scheduler import _Child
 
 from kvpolicy.runtime.active import ActivePolicy
 from kvpolicy.runtime.carry import Carried
-from tests.sglang.cache.harness import activate
+from tests.inside.activation import activate
 
 
 @pytest.fixture
 def active() -> ActivePolicy:
-    found = activate({"rules": [{"name": "a", "retain": {"weight": 1}}]})
+    found = activate("sglang", {"rules": [{"name": "a", "retain": {"weight": 1}}]})
     found.pool_tokens = 100
     return found
 

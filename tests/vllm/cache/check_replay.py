@@ -10,8 +10,8 @@ import random
 from typing import Any
 
 import pytest
+from activation import activate
 from driver import BLOCK_TOKENS, Driver
-from harness import activate
 
 from kvpolicy.eviction import EvictionIndex, RequestInfo
 from kvpolicy.replay import requests as replay
@@ -79,7 +79,7 @@ def run(eviction: dict[str, Any], seed: int) -> tuple[Driver, list[Any], list[An
     index = driver.pool.guard.units.index
     index.reset(BLOCKS * BLOCK_TOKENS)
     victims = watch(index, lambda unit: unit.hash[:-4])
-    compiled = activate(eviction, hints={"max_priority": 5}).compiled.eviction
+    compiled = activate("vllm", eviction, hints={"max_priority": 5}).compiled.eviction
     simulator = Simulator(
         Eviction("replay", compiled.make_index, compiled.needs_metadata), BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS, "page"
     )
@@ -112,6 +112,6 @@ def check_replay_and_vllm_agree(policy: str, seed: int, monkeypatch: pytest.Monk
 
 def check_another_policy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = activate
-    monkeypatch.setitem(globals(), "activate", lambda *_, **sections: wrong({"policy": "fifo"}, **sections))
+    monkeypatch.setitem(globals(), "activate", lambda *_, **sections: wrong("vllm", {"policy": "fifo"}, **sections))
     _, hits, victims, expected, expected_victims = run(POLICIES["lfu"], 1)
     assert (hits, victims) != (expected, expected_victims)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from activation import activate
 from driver import BLOCK_TOKENS, Driver, full_attention, groups
-from harness import activate
 from kvpolicy_vllm import cache_hooks
 from kvpolicy_vllm.cache_support import FEATURES, supported
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -32,8 +32,8 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("flag", UNSUPPORTED)
 def check_refused_before_the_engine_is_built(flag: str) -> None:
     with pytest.raises(cache_hooks.EvictionRefused, match=flag):
-        cache_hooks.install(activate(LFU), UNSUPPORTED[flag])
-    cache_hooks.install(activate({"policy": "lru"}), UNSUPPORTED[flag])  # vLLM's own order works everywhere
+        cache_hooks.install(activate("vllm", LFU), UNSUPPORTED[flag])
+    cache_hooks.install(activate("vllm", {"policy": "lru"}), UNSUPPORTED[flag])  # vLLM's own order works everywhere
 
 
 def pool_with(active: Any, *specs: Any) -> Any:
@@ -50,11 +50,11 @@ def window() -> Any:
 @pytest.mark.parametrize("specs", [(full_attention(), window()), (window(),)])
 def check_hybrid_models_are_refused(specs: Any) -> None:
     with pytest.raises(cache_hooks.EvictionRefused, match=r"KV cache groups.*policy: test.yaml"):
-        pool_with(activate(LFU), *specs)
+        pool_with(activate("vllm", LFU), *specs)
 
 
 def check_the_engine_may_win() -> None:
-    active = activate(LFU, on_conflict="warn")
+    active = activate("vllm", LFU, on_conflict="warn")
     pool = pool_with(active, full_attention(), window())
     assert pool.guard is None
     assert (active.core, active.index) == ("engine", None)
@@ -64,22 +64,22 @@ def check_the_engine_may_win() -> None:
 
 def check_core_engine_has_lru_only() -> None:
     with pytest.raises(cache_hooks.EvictionRefused, match="no other than lru"):
-        cache_hooks.install(activate({"policy": "lfu", "core": "engine"}), None)
-    active = activate({"policy": "lru", "core": "engine"})
+        cache_hooks.install(activate("vllm", {"policy": "lfu", "core": "engine"}), None)
+    active = activate("vllm", {"policy": "lru", "core": "engine"})
     assert pool_with(active, full_attention()).guard is None
     assert active.core == "engine"
 
 
 def check_vllms_order_keeps_vllms_queue() -> None:
     for eviction in (None, {"policy": "lru"}):
-        active = activate(eviction)
+        active = activate("vllm", eviction)
         pool = pool_with(active, full_attention())
         assert type(pool.free_block_queue).__name__ == "FreeKVCacheBlockQueue"
         assert "its free queue serves, at its speed" in active.core_reason
 
 
 def check_our_index_says_so() -> None:
-    active = activate(LFU)
+    active = activate("vllm", LFU)
     pool = pool_with(active, full_attention())
     assert type(pool.free_block_queue).__name__ == "PolicyQueue"
     assert (active.core, active.algorithm, active.pool_tokens) == ("kvpolicy", "lfu", 8 * BLOCK_TOKENS)

@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
+from activation import activate
 from driver import Driver, random_run
-from harness import activate
 from kvpolicy_vllm.cache_hooks import swap
 
 ORDERS: list[dict[str, Any]] = [
@@ -20,7 +20,7 @@ ORDERS: list[dict[str, Any]] = [
 
 def to(driver: Driver, eviction: dict[str, Any]) -> None:
     assert driver.active is not None
-    swap(driver.active, driver.pool, activate(eviction).compiled.eviction)
+    swap(driver.active, driver.pool, activate("vllm", eviction).compiled.eviction)
 
 
 @pytest.mark.parametrize(("first", "second"), itertools.permutations(range(len(ORDERS)), 2))

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.programs import INSIDE, TIMEOUT_S, with_path
+from tools.environment import CHECKOUT
+
 HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[2]
-TIMEOUT_S = 850.0  # below pytest's own, so that what was printed is shown
 Run = Callable[..., str]
 
 
@@ -22,17 +23,15 @@ def in_vllm(vllm_env: Callable[..., Any]) -> Run:
     """`in_vllm("-m", "pytest", ...)` -> what that Python printed, vLLM and this folder on its path."""
 
     def run(*command: str) -> str:
-        engine = vllm_env()
-        path = [engine.env.get("PYTHONPATH"), *map(str, (CHECKOUT, CHECKOUT / "adapters", HERE))]
-        env = {
-            **engine.env,
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            "VLLM_PLUGINS": "none",  # the checks install the policy themselves
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-        }
+        engine = with_path(
+            vllm_env(),
+            *(CHECKOUT, CHECKOUT / "adapters", HERE, INSIDE),
+            VLLM_PLUGINS="none",  # the checks install the policy themselves
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_LOGGING_LEVEL="WARNING",
+        )
         done = subprocess.run(
-            [str(engine.python), *command], cwd=HERE, env=env, capture_output=True, text=True, timeout=TIMEOUT_S
+            [str(engine.python), *command], cwd=HERE, env=engine.env, capture_output=True, text=True, timeout=TIMEOUT_S
         )
         assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
         return done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from harness import activate
+from activation import activate
 from kvpolicy_vllm import cache_hooks
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -39,7 +39,7 @@ class Driver:
     def __init__(self, blocks: int, eviction: dict[str, Any] | str, *, events: bool = False, **sections: Any) -> None:
         self.active: ActivePolicy | None = None
         if isinstance(eviction, dict):
-            self.active = activate(eviction, **sections)
+            self.active = activate("vllm", eviction, **sections)
             cache_hooks.install(self.active, None)
         else:
             kv_cache_coordinator.BlockPool = block_pool.BlockPool

@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from harness import activate
+from activation import activate
 from kvpolicy_vllm.cache_hooks import install
 from kvpolicy_vllm.cache_units import CachedUnits
 from vllm import LLM, SamplingParams
@@ -40,7 +40,7 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
 def run(model: str, name: str, eviction: dict[str, Any] | None) -> None:
     active = None
     if eviction is not None:
-        active = activate(eviction)
+        active = activate("vllm", eviction)
         install(active, None)
     llm = LLM(
         model, dtype="float32", max_model_len=512, enforce_eager=True, block_size=BLOCK_TOKENS, max_num_seqs=6,
