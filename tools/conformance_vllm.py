@@ -23,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from tools.conformance import Column, failures, new_failures, newly_passed, table
+from tools.conformance_columns import PLUGIN_PATH, Column, report, run_pytest
 from tools.environment import CHECKOUT, EngineEnv, Environment, load_pins, say
 
 #: Under tests/v1/core: the pool, its managers, and the schedulers that use them.
@@ -34,13 +35,7 @@ ONLY = (
     *("test_swa_inflight_window_free.py", "prefix_cache/test_*.py"),
 )
 COLUMNS = ("stock", "order", "rules", "wrong")
-PLUGIN_PATH = (
-    CHECKOUT,
-    CHECKOUT / "adapters",
-    CHECKOUT / "tests/vllm/cache",  # how a policy is attached outside a server
-    CHECKOUT / "tests/vllm/conformance",
-    CHECKOUT / "tests/sglang/conformance",  # the report both plugins write
-)
+PLUGIN_FOLDER = CHECKOUT / "tests/vllm/conformance"
 #: What of a published model the tests read: its shape.
 CONFIGURATIONS = {
     "facebook/opt-125m": {
@@ -96,31 +91,21 @@ def run_column(
 
     `source`: a folder with the vllm package to use instead of the installed one. Raises RuntimeError if the run dies.
     """
+    path = [*([source] if source else []), *PLUGIN_PATH, PLUGIN_FOLDER, home]
     with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch) / "report.json"
         for model, configuration in CONFIGURATIONS.items():  # a relative folder of that name counts as a local model
             folder = Path(scratch) / model
             folder.mkdir(parents=True)
             (folder / "config.json").write_text(json.dumps(configuration))
-        command = [
-            *(str(engine.python), "-m", "pytest", "-q", "--tb=line", "-W", "ignore", "-p", "no:cacheprovider"),
-            *("-c", os.devnull, "--rootdir", str(home), "--import-mode=importlib", "--noconftest"),
-            *("--continue-on-collection-errors", f"--timeout={test_timeout_s}"),
-            *("-p", "kvpolicy_conformance_vllm", "--kvpolicy-swap", name, "--kvpolicy-report", str(report)),
-            *map(str, tests),
-        ]
-        path = [*([source] if source else []), *PLUGIN_PATH, home]
-        env = {
-            **engine.env,
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "VLLM_PLUGINS": "none",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True)
-        if done.returncode not in (0, 1) or not report.exists():  # 1: some tests failed
-            said = done.stdout[-3000:] + done.stderr[-3000:]
-            raise RuntimeError(f"{name}: pytest ended with {done.returncode}:\n{said}")
-        return Column(name, **json.loads(report.read_text()))
+        return run_pytest(
+            name,
+            [str(engine.python), "-m", "pytest", "-p", "kvpolicy_conformance_vllm", "--noconftest"],
+            tests,
+            rootdir=home,
+            cwd=Path(scratch),
+            env={**engine.env, "PYTHONPATH": os.pathsep.join(map(str, path)), "VLLM_PLUGINS": "none"},
+            test_timeout_s=test_timeout_s,
+        )
 
 
 def python_level(python: Path, source: Path, target: Path) -> Path:
@@ -153,6 +138,13 @@ def swapped(column: Column) -> str:
     )
 
 
+def not_ours(swap: dict[str, Any]) -> str:
+    """What is wrong with what one column's plugin did; "" if nothing is."""
+    if swap["victims"] and not swap["fallbacks"]:
+        return ""
+    return "NOT OURS: no victim came from our index, or a call fell back to vLLM's order"
+
+
 def main(argv: list[str] | None = None) -> int:
     pins = load_pins()["vllm"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,26 +174,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in arguments.columns:
             say(f"{source.name}: {len(tests)} test files, {name} ...")
             columns.append(run_column(engine, name, tests, home, package))
-    return report(columns)
-
-
-def report(columns: list[Column]) -> int:
-    """Print the columns and what differs; 1 if something does, or nothing was swapped."""
-    print(table(columns))
-    print(failures(columns[0]))
-    failed = False
-    for column in columns[1:]:
-        print(swapped(column))
-        for name in new_failures(columns[0], column):
-            failed = True
-            before, after = (run.outcomes.get(name, "absent") for run in (columns[0], column))
-            print(f"  NEW FAILURE {name}: {before} -> {after}: {column.reasons.get(name, '')}")
-        for name in newly_passed(columns[0], column):
-            print(f"  passes with ours only: {name}: {columns[0].reasons.get(name, '')}")
-        if not column.swap["victims"] or column.swap["fallbacks"]:
-            failed = True
-            print("  NOT OURS: no victim came from our index, or a call fell back to vLLM's order")
-    return 1 if failed else 0
+    return report(columns, swapped, not_ours)
 
 
 if __name__ == "__main__":

@@ -16,27 +16,17 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from activation import activate
+from conformance_report import IDLE_RULES, add_options, begin
 
-#: From best to worst: a test is what its worst phase or subtest was.
-_OUTCOMES = ("passed", "skipped", "failed", "error")
-#: Three kinds of rules that change no victim: one protects every node alike, the others match no request of a test.
-_IDLE_RULES: dict[str, Any] = {
-    "rules": [
-        {"name": "nobody", "match": "request.priority == 77", "retain": {"weight": 4, "ttl": "600s", "budget": "50%"}},
-        {"name": "no-one", "match": "request.priority == -77", "admit": "never"},
-        {"name": "all", "match": "depth_tokens > 0", "retain": {"weight": 1}},
-    ],
-}
 _POOL_TOKENS = 1 << 20  # for a test without an allocator
 #: Modules that SGLang renamed, for tests of a neighbouring version: the old name, then the new one.
 _RENAMED = {
@@ -88,15 +78,14 @@ class Swap:
         cache_class.__init__ = construct
 
     def _build(self, name: str, params: Any, stock: Callable[[Any], Any]) -> None:
-        from harness import activate
         from kvpolicy_sglang.cache_hooks import build_cache
 
         eviction: dict[str, Any] = {"policy": params.eviction_policy.lower()}
         if config := dict(getattr(params, "eviction_policy_config", None) or {}):
             eviction["params"] = config
         if self.what == "rules":
-            eviction |= _IDLE_RULES
-        active = activate(eviction, on_conflict="warn")
+            eviction |= IDLE_RULES
+        active = activate("sglang", eviction, on_conflict="warn")
         with _an_allocator(params) as lent:
             guard = build_cache(active, lent(stock), _context(params)).guard
         if guard is None:
@@ -177,52 +166,8 @@ def _context(params: Any) -> Any:
     )
 
 
-class Report:
-    """Outcome of each test, by its file and name."""
-
-    def __init__(self) -> None:
-        self.outcomes: dict[str, str] = {}
-        self.reasons: dict[str, str] = {}
-
-    def note(self, name: str, outcome: str, reason: str) -> None:
-        known = self.outcomes.get(name, "passed")
-        worst = max(known, outcome, key=_OUTCOMES.index)
-        self.outcomes[name] = worst
-        if worst == outcome != "passed" and name not in self.reasons:
-            self.reasons[name] = reason
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        outcome = "error" if report.failed and report.when != "call" else report.outcome
-        self.note(_test_name(report.nodeid), outcome, _reason(report))
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.note(_test_name(report.nodeid), "error", _reason(report))
-        elif report.skipped:
-            self.note(_test_name(report.nodeid), "skipped", _reason(report))
-
-
-def _test_name(nodeid: str) -> str:
-    path, *rest = nodeid.split("::")
-    return "::".join([Path(path).name, *rest])
-
-
-def _reason(report: Any) -> str:
-    """One line: why a test was skipped, or the error it failed with (the first one: SGLang's own retry hides it)."""
-    longrepr = report.longrepr
-    if isinstance(longrepr, tuple):
-        return str(longrepr[2])
-    chain = getattr(longrepr, "chain", None)
-    crash = chain[0][1] if chain else getattr(longrepr, "reprcrash", None)
-    text = str(crash.message if crash is not None else longrepr or "").strip()
-    errors = [line.removeprefix("E ") for line in text.splitlines() if line.startswith("E ")]
-    return (errors or text.splitlines() or [""])[-1 if errors else 0].strip()[:300]
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("kvpolicy")
-    group.addoption("--kvpolicy-swap", choices=("stock", "order", "rules"), default="stock")
-    group.addoption("--kvpolicy-report", type=Path, required=False)
+    group = add_options(parser, "order", "rules")
     group.addoption("--kvpolicy-neighbour", action="store_true", help="the tests are of another version of SGLang")
 
 
@@ -231,21 +176,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--kvpolicy-neighbour"):
         _provide_renamed()
         config.pluginmanager.register(Placeholders())
-    config.stash[_REPORT] = report = Report()
-    config.pluginmanager.register(report)
-    config.stash[_SWAP] = swap = Swap(config.getoption("--kvpolicy-swap"))
-    if swap.what != "stock":
-        swap.install()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    yield
-    path = session.config.getoption("--kvpolicy-report")
-    if path is not None:
-        report, swap = session.config.stash[_REPORT], session.config.stash[_SWAP]
-        found = {"outcomes": report.outcomes, "reasons": report.reasons, "swap": swap.figures()}
-        path.write_text(json.dumps(found))
+    begin(config, Swap)
 
 
 class Placeholders:
@@ -295,7 +226,3 @@ def _provide_renamed() -> None:
     for old, new in _RENAMED.items():
         if not _is_module(old) and _is_module(new):
             sys.modules[old] = importlib.import_module(new)
-
-
-_REPORT = pytest.StashKey[Report]()
-_SWAP = pytest.StashKey[Swap]()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tools import conformance
-from tools.conformance import Column, new_failures, newly_passed, run_column
+from tools.conformance import run_column
+from tools.conformance_columns import Column, new_failures, newly_passed, table
 
 SUITE = """
 import unittest
@@ -110,7 +111,7 @@ def test_comparison() -> None:
 
 def test_table() -> None:
     stock = Column("stock", {"x.py::a": "passed", "x.py::b": "error", "y.py": "skipped"})
-    assert [line.split() for line in conformance.table([stock]).splitlines()] == [
+    assert [line.split() for line in table([stock]).splitlines()] == [
         ["passed/failed/skipped", "stock"],
         ["x.py", "1/1/0"],
         ["y.py", "0/0/1"],

@@ -14,19 +14,16 @@ object: the outcome of each test, and what was swapped.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import activate
-from kvpolicy_conformance import _IDLE_RULES, Report
+from activation import activate
+from conformance_report import IDLE_RULES, add_options, begin
 
 _EVICTION: dict[str, dict[str, Any]] = {
     "order": {"policy": "lru", "core": "kvpolicy"},
-    "rules": {"policy": "lru", **_IDLE_RULES},
+    "rules": {"policy": "lru", **IDLE_RULES},
     "wrong": {"policy": "mru"},
 }
 
@@ -47,7 +44,7 @@ class Swap:
         def attach(pool: Any) -> None:
             self.built += 1
             if pool.enable_caching:
-                active = activate(_EVICTION[self.what])
+                active = activate("vllm", _EVICTION[self.what])
                 swap(active, pool, active.compiled.eviction)
                 self.actives.append(active)
 
@@ -78,28 +75,8 @@ class Swap:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("kvpolicy")
-    group.addoption("--kvpolicy-swap", choices=("stock", *_EVICTION), default="stock")
-    group.addoption("--kvpolicy-report", type=Path, required=False)
+    add_options(parser, *_EVICTION)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_REPORT] = report = Report()
-    config.pluginmanager.register(report)
-    config.stash[_SWAP] = swap = Swap(config.getoption("--kvpolicy-swap"))
-    if swap.what != "stock":
-        swap.install()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    yield
-    path = session.config.getoption("--kvpolicy-report")
-    if path is not None:
-        report, swap = session.config.stash[_REPORT], session.config.stash[_SWAP]
-        found = {"outcomes": report.outcomes, "reasons": report.reasons, "swap": swap.figures()}
-        path.write_text(json.dumps(found))
-
-
-_REPORT = pytest.StashKey[Report]()
-_SWAP = pytest.StashKey[Swap]()
+    begin(config, Swap)

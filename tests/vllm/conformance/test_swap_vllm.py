@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tools.conformance import Column, new_failures
-from tools.conformance_vllm import report, run_column
+from tools.conformance_columns import Column, new_failures, report
+from tools.conformance_vllm import not_ours, run_column, swapped
 
 SUITE = """
 from vllm.v1.core.block_pool import BlockPool
@@ -61,14 +61,14 @@ def test_the_columns(vllm_env: Callable[..., Any], tmp_path: Path, capsys: pytes
         assert new_failures(stock, column) == []
         assert (column.swap["built"], column.swap["attached"]) == (2, 1)
         assert column.swap["victims"] == 1
-    assert report([stock, order, rules]) == 0
+    assert report([stock, order, rules], swapped, not_ours) == 0
     assert new_failures(stock, wrong) == ["test_mini.py::test_order"]
-    assert report([stock, wrong]) == 1
+    assert report([stock, wrong], swapped, not_ours) == 1
     assert "NEW FAILURE test_mini.py::test_order" in capsys.readouterr().out
 
 
 def test_nothing_swapped_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     swap = {"built": 1, "attached": 0, "evict calls": 0, "victims": 0, "fallbacks": {}}
     columns = [Column("stock", {"t": "passed"}), Column("order", {"t": "passed"}, swap=swap)]
-    assert report(columns) == 1
+    assert report(columns, swapped, not_ours) == 1
     assert "NOT OURS" in capsys.readouterr().out
