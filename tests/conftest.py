@@ -18,6 +18,11 @@ from tools.environment import EngineEnv, Environment, load_pins
 from tools.models import REAL, TINY, ensure_model
 from tools.server import Server, run_server
 
+# What assertions outside test modules compare is shown too.
+pytest.register_assert_rewrite(
+    "tests.inside.keeping", "tests.stock", "tests.proofs.engines", "tests.vllm.proofs.engines"
+)
+
 SGLANG_VERSIONS: tuple[str, ...] = tuple(load_pins()["sglang"]["versions"])
 VLLM_VERSIONS: tuple[str, ...] = tuple(load_pins()["vllm"]["versions"])
 DEMO_VERSION: str = load_pins()["sglang"]["demo"]

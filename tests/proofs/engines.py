@@ -1,20 +1,14 @@
-"""Runs one of this folder's programs inside a real SGLang, with the witness loaded beside kvpolicy."""
+"""Runs this folder's programs inside a real SGLang, with the witness loaded beside kvpolicy."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.programs import INSIDE, Program, with_path
 from tools.environment import EngineEnv
 
 HERE = Path(__file__).resolve().parent
-TIMEOUT_S = 850.0  # below pytest's own, so that what the program printed is shown
 
 #: SGLang's own memory checks, all of them, and fatal: while it serves, and when it is idle.
 STRICT = {
@@ -31,51 +25,12 @@ def with_witness(engine: EngineEnv, folder: Path, **env: str) -> EngineEnv:
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: witness\nVersion: 1\n")
         (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nwitness = witness:load\n")
-    path = os.pathsep.join([str(folder), str(HERE), engine.env["PYTHONPATH"]])
-    return EngineEnv(engine.version, engine.python, {**engine.env, **STRICT, **env, "PYTHONPATH": path})
+    return with_path(engine, folder, HERE, INSIDE, **{**STRICT, **env})
 
 
-class Program:
-    """`program` of this folder, running in a process of that engine."""
-
-    def __init__(self, engine: EngineEnv, program: str, *arguments: str | Path) -> None:
-        # A pipe would block a program that nobody reads yet.
-        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [str(engine.python), str(HERE / program), *map(str, arguments)],
-            env=engine.env, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.output, start_new_session=True,
-        )  # fmt: skip
-
-    def told(self) -> tuple[list[Any], str]:
-        """`(the JSON values it told, everything it printed)`; fails if it ended badly."""
-        try:
-            code = self.process.wait(TIMEOUT_S)
-        finally:
-            self.stop()
-        self.output.seek(0)
-        text = self.output.read()
-        assert code == 0, f"exit code {code}:\n{text[-6000:]}"
-        lines = [line.removeprefix("TOLD ") for line in text.splitlines() if line.startswith("TOLD ")]
-        return [json.loads(line) for line in lines], text
-
-    def stop(self) -> None:
-        """End it and its engine's processes, whatever state they are in."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def run(engine: EngineEnv, program: str, *arguments: str | Path) -> tuple[list[Any], str]:
-    return Program(engine, program, *arguments).told()
-
-
-def run_both(one: Program, other: Program) -> tuple[tuple[list[Any], str], tuple[list[Any], str]]:
-    """What two programs tell that run at the same time."""
-    try:
-        return one.told(), other.told()
-    finally:
-        one.stop()
-        other.stop()
+def start(engine: EngineEnv, program: str | Path, *arguments: str | Path) -> Program:
+    """`program` of this folder (or another, by its path), running in a process of that SGLang."""
+    return Program(engine, HERE / program, *arguments)
 
 
 def assert_no_complaint(log: str) -> None:

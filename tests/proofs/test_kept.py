@@ -11,52 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.proofs.engines import assert_no_complaint, assert_sound, run, with_witness
+from tests.inside.keeping import assert_priorities, assert_rules, assert_unadmitted, write_policies
+from tests.proofs.engines import assert_no_complaint, assert_sound, start, with_witness
 from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
 
-POOL_TOKENS, SYSTEM_TOKENS, CACHED_TOKENS = 512, 64, 80
-
-RULES = """\
-apiVersion: kvpolicy/v1
-kind: KVPolicy
-metadata: {name: kept}
-cache: {page_size: 16, kv_dtype: bf16}
-backend: {attention: torch_native}
-eviction:
-  policy: lru
-  rules:
-    - name: opted-out
-      match: request.priority == -1
-      admit: never
-    - name: vip
-      match: request.priority >= 9
-      retain: {weight: 16}
-    - name: system
-      match: request.priority == 3 and not is_output
-      retain: {weight: 8, ttl: 600s, budget: 25%}
-  tenants: {by: cache_salt, named: {gold: {floor: 20%}, noisy: {cap: 20%}}}
-hints: {max_priority: 5}
-"""
-
-#: The same without the rule `system` and without the clamp, ordered by priority.
-PRIORITIES = """\
-apiVersion: kvpolicy/v1
-kind: KVPolicy
-metadata: {name: priorities}
-cache: {page_size: 16, kv_dtype: bf16}
-backend: {attention: torch_native}
-eviction:
-  policy: priority
-  rules:
-    - name: vip
-      match: request.priority >= 9
-      retain: {weight: 16}
-    - name: raised
-      match: request.cache_salt == 'raised'
-      priority: 7
-"""
+CACHED_TOKENS = 80  # of a prompt of 84, in pages of 16
+SETTINGS = "cache: {page_size: 16, kv_dtype: bf16}\nbackend: {attention: torch_native}\n"
 
 
 @pytest.mark.parametrize(("version", "size"), [("0.5.20", "real"), ("0.5.18", "tiny"), ("0.5.23", "tiny")])
@@ -64,51 +26,18 @@ def test_what_stays(
     sglang_env: Callable[..., EngineEnv], request: pytest.FixtureRequest, tmp_path: Path, version: str, size: str
 ) -> None:
     model: Path = request.getfixturevalue(f"{size}_model")
-    policies = [tmp_path / "rules.yaml", tmp_path / "priorities.yaml"]
-    for path, text in zip(policies, (RULES, PRIORITIES), strict=True):
-        path.write_text(text)
+    policies = write_policies(tmp_path, SETTINGS)
     engine = with_witness(sglang_env(version), tmp_path / "witness")
-    (rules, priorities), log = run(engine, "kept.py", model, CHECKOUT / "LICENSE", *policies)
-    assert_rules(rules["seen"])
+    program = start(engine, "kept.py", model, CHECKOUT / "LICENSE", *policies)
+    rules, priorities = program.told()
+    assert_rules(rules["seen"], CACHED_TOKENS)
     assert_unadmitted(rules["seen"])
-    assert_priorities(priorities["seen"])
+    assert_priorities(priorities["seen"], CACHED_TOKENS)
     assert_calm(rules["seen"])
     for told in (rules, priorities):
         assert_sound(told["state"])
         assert sum(told["state"]["kvpolicy"]["evictions"].values()) > 50
-    assert_no_complaint(log)
-
-
-def assert_rules(seen: dict[str, Any]) -> None:
-    assert seen["first"] == [0, 0, 0, 0]
-    assert seen["flood_tokens"] >= 3 * POOL_TOKENS
-    assert seen["kept system"] == SYSTEM_TOKENS
-    assert seen["plain"] == 0
-    # hints.max_priority is 5, so that 9 does not reach the rule's 9 (PRIORITIES has the control without a clamp).
-    assert seen["priority above the clamp"] == 0
-
-    assert seen["floor without a hit"] == 0
-    assert seen["hits"] == [CACHED_TOKENS, 0, CACHED_TOKENS]
-    assert seen["floor"] == CACHED_TOKENS
-    assert seen["no floor"] == 0
-
-    # A quarter of the pool holds one prompt of these four: the youngest.
-    assert seen["over budget"] == [0, 0, 0, CACHED_TOKENS]
-    assert seen["within its ttl"] == CACHED_TOKENS
-    assert seen["after its ttl"] == 0
-
-    assert seen["beside a tenant over its cap"] == CACHED_TOKENS
-    assert seen["beside a tenant without a cap"] == 0
-
-
-def assert_unadmitted(seen: dict[str, Any]) -> None:
-    assert seen["refused"] == [0, 0]
-    assert seen["refused on a prefix"] == [SYSTEM_TOKENS, SYSTEM_TOKENS]
-    assert seen["refused twins"] == [0, 0]
-    assert seen["after"] == seen["before"]  # free slots, evictable tokens, nodes
-    assert max(seen["admitted twins"]) > 0, "two at once share a prefix, unless it was refused"
-    assert seen["left by admitted"] > 0
-    assert seen["refused in a full pool"] == [0, 0]
+    assert_no_complaint(program.log)
 
 
 def assert_calm(seen: dict[str, Any]) -> None:
@@ -116,14 +45,3 @@ def assert_calm(seen: dict[str, Any]) -> None:
     assert sum(seen["storm"].values()) == 32
     assert seen["storm"]["abort"] >= 1
     assert_sound(seen["after storm"])
-
-
-def assert_priorities(seen: dict[str, Any]) -> None:
-    assert seen["the rule removed"] == 0
-    assert seen["low"] == 0
-    assert seen["high"] == CACHED_TOKENS
-    assert seen["priority below no clamp"] == CACHED_TOKENS
-    assert seen["raised by rule"] == CACHED_TOKENS
-    assert seen["high, later"] == 0
-    assert seen["raised by rule, later"] == 0
-    assert seen["priority below no clamp, later"] == CACHED_TOKENS

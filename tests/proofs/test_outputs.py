@@ -14,7 +14,9 @@ import pytest
 
 from kvpolicy.language import load_policy
 from tests.conftest import POLICIES
-from tests.proofs.engines import STRICT, Program, assert_no_complaint, assert_sound, run_both, with_witness
+from tests.programs import run_all
+from tests.proofs.engines import STRICT, assert_no_complaint, assert_sound, start, with_witness
+from tests.stock import assert_outputs_of_stock
 from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -66,22 +68,17 @@ def in_engine(sglang_env: Callable[..., EngineEnv], real_model: Path, tmp_path: 
         half = (len(cases) + 1) // 2  # an engine is one busy process: two at a time fill a small machine
         pool_tokens = "512" if page < 64 else "320"  # bigger pages cache less of each prompt
         programs = [
-            Program(engine, "outputs.py", real_model, CHECKOUT / "LICENSE", pool_tokens, *part)
+            start(engine, "outputs.py", real_model, CHECKOUT / "LICENSE", pool_tokens, *part)
             for part in (cases[:half], cases[half:])
         ]
-        (first, log), (second, more) = run_both(*programs)
-        answers, log = [*first, *second], log + more
-        answers[0]["log"] = log
+        answers = run_all(*programs)
+        answers[0]["log"] = log = "".join(program.log for program in programs)
         if not env:
             assert_no_complaint(log)
             STOCK[page] = answers[0]
         return answers
 
     return measure
-
-
-def first_difference(one: list[int], other: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -98,10 +95,7 @@ def test_outputs_equal_stock(in_engine: Callable[..., list[Any]], page: int) -> 
         assert seen["page_size"] == stock["page_size"] == page
         assert sum(seen["kvpolicy"]["evictions"].values()) >= 3, name
         assert max(seen["cached"]) > 0, name
-        assert (name, seen["output_ids"]) == (name, stock["output_ids"])
-        # As long as the same prefixes were found, every number was computed alike, hence the log-probabilities too.
-        alike = first_difference(seen["cached"], stock["cached"])
-        assert (name, seen["logprobs"][:alike]) == (name, stock["logprobs"][:alike])
+        alike = assert_outputs_of_stock(name, seen, stock)
         assert alike == len(stock["cached"]) or name != "stock_lru"
         assert_sound(seen)
 

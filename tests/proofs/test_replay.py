@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.proofs.engines import Program, assert_sound, run, run_both, with_witness
+from tests.launching import injecting
+from tests.programs import run_all, with_path
+from tests.proofs.engines import assert_sound, start, with_witness
 from tools.environment import EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -55,18 +56,15 @@ def test_a_recorded_stream_gives_equal_victims(
     policy, stream = tmp_path / "policy.yaml", tmp_path / "stream.json"
     policy.write_text(POLICY)
     plain = with_witness(sglang_env("0.5.20"), tmp_path / "witness", PYTHONHASHSEED="1")
-    (tmp_path / "skew").mkdir()
-    (tmp_path / "skew" / "sitecustomize.py").write_text(SKEW)
-    path = os.pathsep.join([str(tmp_path / "skew"), plain.env["PYTHONPATH"]])
-    other = EngineEnv(plain.version, plain.python, {**plain.env, "PYTHONHASHSEED": "2", "PYTHONPATH": path})
+    other = with_path(injecting(plain, tmp_path / "skew", SKEW), PYTHONHASHSEED="2")
 
-    (recorded,), _ = run(plain, "replay.py", tiny_model, policy, "record", stream)
+    (recorded,) = start(plain, "replay.py", tiny_model, policy, "record", stream).told()
     # Both at once, as ranks are; the second changes one admitted request of the part that is run again.
     requests = json.loads(stream.read_text())
     changed = next(number for number, item in enumerate(requests) if number >= 5 and item["priority"] != -1)
-    ((first,), _), ((second,), _) = run_both(
-        Program(plain, "replay.py", tiny_model, policy, "replay", stream),
-        Program(other, "replay.py", tiny_model, policy, "replay", stream, str(changed)),
+    first, second = run_all(
+        start(plain, "replay.py", tiny_model, policy, "replay", stream),
+        start(other, "replay.py", tiny_model, policy, "replay", stream, str(changed)),
     )
 
     for seen in (recorded, first, second):

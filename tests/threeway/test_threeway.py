@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kvpolicy.replay.policies import from_result, load
+from tests.programs import run_all
 from tests.proofs import engines as sglang
 from tests.threeway.mechanisms import COPIES, LAST_TOKEN, NODES, ROOM, replayed
 from tests.vllm.proofs import engines as vllm
@@ -87,18 +88,14 @@ def told(
 ) -> Told:
     """What both engines answered, under each policy."""
     on_sglang = sglang.with_witness(sglang_env("0.5.20"), tmp_path_factory.mktemp("plugins") / "witness")
-    on_vllm = vllm_env("0.32.0", {"PYTHONPATH": str(vllm.HERE)})
     wanted = {
         engine: [policies[policy] for of, policy in EXPLAINED if of == engine]
         for engine in ("SGLang 0.5.20", "vLLM 0.32.0")
     }
-    one = sglang.Program(on_sglang, str(HERE / "on_sglang.py"), tiny_model, *wanted["SGLang 0.5.20"])
-    other = vllm.Program(on_vllm, str(HERE / "on_vllm.py"), tiny_model, *wanted["vLLM 0.32.0"])
-    try:
-        answers = [*one.told()[0], *other.told()]
-    finally:
-        one.stop()
-        other.stop()
+    answers = run_all(
+        sglang.start(on_sglang, HERE / "on_sglang.py", tiny_model, *wanted["SGLang 0.5.20"]),
+        vllm.start(vllm_env("0.32.0"), HERE / "on_vllm.py", tiny_model, *wanted["vLLM 0.32.0"]),
+    )
     return dict(zip(EXPLAINED, answers, strict=True))
 
 

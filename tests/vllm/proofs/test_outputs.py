@@ -15,7 +15,9 @@ import pytest
 
 from kvpolicy.language import load_policy
 from tests.conftest import POLICIES
-from tests.vllm.proofs.engines import Program, assert_sound, run, run_all
+from tests.programs import run_all
+from tests.stock import assert_outputs_of_stock
+from tests.vllm.proofs.engines import assert_sound, start
 from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -59,10 +61,6 @@ def test_shipped_policies_ask_for_something() -> None:
     assert {block_tokens(name) for name in SHIPPED} == {32, 64, 128}
 
 
-def first_difference(one: list[int], other: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
-
-
 def assert_equal_to_stock(told: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Everything told, by case."""
     seen = {case["case"]: case for case in told}
@@ -77,10 +75,7 @@ def assert_equal_to_stock(told: list[dict[str, Any]]) -> dict[str, dict[str, Any
         if ours["kvpolicy"]["core"] == "kvpolicy":
             assert sum(ours["kvpolicy"]["evictions"].values()) >= 1, case
         assert max(ours["cached"]) > 0, case
-        assert (case, ours["output_ids"]) == (case, stock["output_ids"])
-        # As long as the same prefixes are found, every number was computed alike, hence the log-probabilities too.
-        alike = first_difference(ours["cached"], stock["cached"])
-        assert (case, ours["logprobs"][:alike]) == (case, stock["logprobs"][:alike])
+        assert_outputs_of_stock(case, ours, stock)
     return seen
 
 
@@ -90,7 +85,8 @@ def tiny_told(vllm_env: VllmEnv, tiny_model: Path) -> list[dict[str, Any]]:
     cases = [f"stock:{tokens}" for tokens in sorted({block_tokens(name) for name in SHIPPED})]
     cases += [f"{name}:{block_tokens(name)}" for name in SHIPPED]
     broken = "chat:32+wrong-block@4+lost-block@14"
-    return run(vllm_env(), "outputs.py", tiny_model, "bfloat16", POOL_TOKENS["tiny"], TEXT, *cases, broken)
+    arguments = (tiny_model, "bfloat16", POOL_TOKENS["tiny"], TEXT)
+    return start(vllm_env(), "outputs.py", *arguments, *cases, broken).told()
 
 
 def test_shipped_policies_as_they_are(tiny_told: list[dict[str, Any]]) -> None:
@@ -116,7 +112,7 @@ def test_real_model(vllm_env: VllmEnv, real_model: Path, tmp_path: Path) -> None
     cases = ["stock:32", "stock:64", "stock:128", *cases, f"{our_lru}:32"]
     arguments = ("outputs.py", real_model, "float32", POOL_TOKENS["real"], TEXT)
     # An engine is one busy process: two at a time fill a small machine.
-    seen = assert_equal_to_stock(run_all([Program(vllm_env(), *arguments, *cases[at::2]) for at in range(2)]))
+    seen = assert_equal_to_stock(run_all(*[start(vllm_env(), *arguments, *cases[at::2]) for at in range(2)]))
     stock = seen["stock:32"]
     assert "20 euros" in stock["text"][0], "the real model answers from its prompt"
     for ours in (seen[f"{our_lru}:32"], seen[f"{tmp_path}/stock_lru.yaml:128"]):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.proofs.engines import Program, assert_sound, run, run_all
+from tests.programs import run_all
+from tests.vllm.proofs.engines import assert_sound, start
 from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -66,16 +67,15 @@ def assert_as_good_as_stock(serial: dict[str, Any], stock: dict[str, Any], ours:
 
 def test_real_model(vllm_env: VllmEnv, real_model: Path, policy: Path) -> None:
     arguments = ("storm.py", real_model, CHECKOUT / "LICENSE", str(COUNT))
-    programs = [Program(vllm_env(), *arguments, "serial", "stock"), Program(vllm_env(), *arguments, str(policy))]
-    assert_as_good_as_stock(*run_all(programs))
+    programs = [start(vllm_env(), *arguments, *cases) for cases in (("serial", "stock"), (policy,))]
+    assert_as_good_as_stock(*run_all(*programs))
 
 
 def test_the_detector_detects(vllm_env: VllmEnv, tiny_model: Path, policy: Path) -> None:
     """On the tiny model nothing differs; with a victim that keeps its hash, or a block handed out in use, much does."""
     cases = ("serial", "stock", str(policy), f"{policy}+stale-hash", f"{policy}+in-use")
-    serial, stock, ours, stale_hash, in_use = run(
-        vllm_env(), "storm.py", tiny_model, CHECKOUT / "LICENSE", str(COUNT), *cases
-    )
+    program = start(vllm_env(), "storm.py", tiny_model, CHECKOUT / "LICENSE", str(COUNT), *cases)
+    serial, stock, ours, stale_hash, in_use = program.told()
     assert_as_good_as_stock(serial, stock, ours)
     assert mismatches(ours, serial) == 0
     assert mismatches(stale_hash, serial) > 10
