@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.machinery
-import json
 import logging
-import os
 import sys
-import tempfile
-import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,17 +20,8 @@ warnings.simplefilter("ignore")
 logging.disable(logging.CRITICAL)
 
 import torch  # noqa: E402
+from probing import DEVICES, StandIns, answer, properties, write_model  # noqa: E402
 
-# name -> (compute capability, MiB)
-DEVICES = {
-    "t4": ((7, 5), 15360),
-    "a100": ((8, 0), 81920),
-    "l40s": ((8, 9), 46068),
-    "h200": ((9, 0), 143771),
-    "b200": ((10, 0), 183359),
-    "rtx5090": ((12, 0), 32607),
-    "mi300x": ((9, 4), 196592),
-}
 FIELDS = (
     "page_size",
     "kv_cache_dtype",
@@ -47,25 +33,8 @@ FIELDS = (
 )
 
 
-class _Absent:
-    """``flashinfer`` and its submodules, present for SGLang's checks and unusable for anything else."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        if name.split(".")[0] != "flashinfer":
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        module = types.ModuleType(spec.name)
-        module.__version__ = "0.7.2"  # type: ignore[attr-defined]
-        module.__getattr__ = lambda name: _unusable  # type: ignore[method-assign]
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
-
-
 def _unusable(*args: object, **kwargs: object) -> Any:
+    """What FlashInfer consists of: present for SGLang's checks, and nothing else."""
     raise RuntimeError("not on this machine")
 
 
@@ -82,22 +51,20 @@ class _Open:
 
 
 def main() -> None:
-    sys.meta_path.append(_Absent())  # type: ignore[arg-type]
-    cases = json.load(sys.stdin)
-    with tempfile.TemporaryDirectory() as folder:
-        # The first resolution imports what the others need; it must happen on the machine as it is.
-        with contextlib.suppress(Exception):
-            _resolve({"gpu": "cpu", "config": cases[0]["config"]}, Path(folder))
-        if any(case.get("cell_dtype") for case in cases):
-            import sglang.srt.mem_cache.kv_cache_configurator  # noqa: F401
-        for case in cases:
-            try:
-                answer = _resolve(case, Path(folder))
-            except Exception as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
-                if os.environ.get("PROBE_TRACE"):
-                    raise
-            print(json.dumps(answer), flush=True)
+    flashinfer = StandIns(lambda name: name.split(".")[0] == "flashinfer", lambda name: _unusable)
+    sys.meta_path.append(flashinfer)  # type: ignore[arg-type]
+    answer(_become, _resolve, _prepare)
+
+
+def _prepare(cases: list[dict[str, Any]], folder: Path) -> None:
+    # The first resolution imports what the others need; it must happen on the machine as it is.
+    import sglang.srt.server_args
+
+    _become("cpu")
+    with contextlib.suppress(Exception):
+        _resolve({"gpu": "cpu", "config": cases[0]["config"]}, folder)
+    if any(case.get("cell_dtype") for case in cases):
+        import sglang.srt.mem_cache.kv_cache_configurator  # noqa: F401
 
 
 @functools.lru_cache(maxsize=1)  # the device of the last case stays: clearing SGLang's caches takes a while
@@ -109,15 +76,12 @@ def _become(gpu: str) -> None:
         torch.version.cuda = torch.version.hip = None
     else:
         capability, mib = DEVICES[gpu]
-        properties = types.SimpleNamespace(
-            total_memory=mib << 20, major=capability[0], minor=capability[1], name=gpu, multi_processor_count=132,
-            gcnArchName="gfx942",
-        )  # fmt: skip
+        device = properties(gpu)
         torch.cuda.is_available = lambda: True
         torch.cuda.device_count = lambda: 8
         torch.cuda.get_device_capability = lambda *a, **k: capability
         torch.cuda.get_device_name = lambda *a, **k: gpu
-        torch.cuda.get_device_properties = lambda *a, **k: properties
+        torch.cuda.get_device_properties = lambda *a, **k: device
         amd = gpu.startswith("mi")
         torch.version.cuda, torch.version.hip = (None, "6.4") if amd else ("13.0", None)
         common.get_nvgpu_memory_capacity = common.get_amdgpu_memory_capacity = lambda *a, **k: mib
@@ -132,10 +96,7 @@ def _resolve(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import ServerArgs
 
-    _become(case["gpu"])
-    model = folder / str(abs(hash(json.dumps(case["config"], sort_keys=True))))
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(case["config"]))
+    model = write_model(case["config"], folder)
     asked = {"page_size": "page_size", "kv_dtype": "kv_cache_dtype", "attention": "attention_backend"}
     given = {flag: case[key] for key, flag in asked.items() if case.get(key) is not None}
     args = ServerArgs(

@@ -5,8 +5,6 @@ The engine runs in a child process on this machine's CPU with the device's answe
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from kvpolicy.facts.dtypes import canonical
 from kvpolicy.facts.engines import parse_version
 from kvpolicy.facts.sglang_rules import ARGUMENT_RULES
 from tests.conftest import SGLANG_VERSIONS
+from tests.facts import probing
 from tests.facts.matrix import MODELS, cases
 
 pytestmark = pytest.mark.engine
@@ -28,12 +27,7 @@ PROBE = Path(__file__).parent / "sglang_probe.py"
 def ask(engine: Any, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The real engine's answers, in order."""
     given = [{**case, "config": MODELS[case["model"]]} for case in asked]
-    done = subprocess.run(
-        [engine.python, str(PROBE)], input=json.dumps(given), env=engine.env, capture_output=True, text=True
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(answers) == len(asked), done.stderr[-2000:]
-    return answers
+    return probing.ask(engine, PROBE, given)
 
 
 @pytest.mark.parametrize("version", SGLANG_VERSIONS)

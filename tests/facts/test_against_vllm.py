@@ -6,8 +6,6 @@ The engine runs in child processes on this machine's CPU, one a device, with the
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from kvpolicy.facts.resolve import Outcome
 from kvpolicy.facts.resolve_vllm import compute_dtype, resolve_vllm
 from kvpolicy.facts.vllm_backends import engine_dtype_name
 from kvpolicy.facts.vllm_blocks import layer_bytes_per_token
+from tests.facts import probing
 from tests.facts.matrix import MODELS, vllm_cases
 
 pytestmark = pytest.mark.engine
@@ -37,12 +36,7 @@ def ask(engine: Any, asked: list[dict[str, Any]], outcomes: list[Outcome]) -> li
         if "kv_dtype" in case:
             words["kv_dtype"] = engine_dtype_name(case["kv_dtype"], case.get("attention"))
         given.append(words)
-    done = subprocess.run(
-        [engine.python, str(PROBE)], input=json.dumps(given), env=engine.env, capture_output=True, text=True
-    )
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(answers) == len(asked), done.stderr[-2000:]
-    return answers
+    return probing.ask(engine, PROBE, given)
 
 
 def ours(case: dict[str, Any], version: str = VERSION) -> Outcome:

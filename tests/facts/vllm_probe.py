@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.machinery
-import json
 import logging
 import os
 import sys
-import tempfile
 import types
 import warnings
 from pathlib import Path
@@ -36,16 +33,8 @@ for _name, _value in {
 logging.disable(logging.CRITICAL)
 
 import torch  # noqa: E402
+from probing import DEVICES, StandIns, answer, properties, write_model  # noqa: E402
 
-# name -> (compute capability, MiB)
-DEVICES = {
-    "t4": ((7, 5), 15360),
-    "a100": ((8, 0), 81920),
-    "l40s": ((8, 9), 46068),
-    "h200": ((9, 0), 143771),
-    "b200": ((10, 0), 183359),
-    "rtx5090": ((12, 0), 32607),
-}
 _EMPTY = (
     "vllm._C_stable_libtorch",
     "vllm._moe_C_stable_libtorch",
@@ -73,42 +62,15 @@ def _anything() -> Any:
     return _Anything("Anything", (), {"__init__": lambda self, *a, **k: None})
 
 
-class _Empty:
-    """Finder of extensions that this build lacks: modules that import and hold anything."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        if name.split(".")[0] not in ("flashinfer", "tokenspeed_mla") and name not in _EMPTY:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        module = types.ModuleType(spec.name)
-        module.__version__ = "0.7.2"  # type: ignore[attr-defined]
-        module.__getattr__ = _attribute  # type: ignore[method-assign]
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
+def _lacking(name: str) -> bool:
+    """Whether this build lacks an extension of that name: it imports, and holds anything."""
+    return name.split(".")[0] in ("flashinfer", "tokenspeed_mla") or name in _EMPTY
 
 
 def _attribute(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return _anything()
-
-
-def main() -> None:
-    cases = json.load(sys.stdin)
-    with tempfile.TemporaryDirectory() as folder:
-        for case in cases:
-            _become(case["gpu"])
-            try:
-                answer = _resolve(case, Path(folder))
-            except BaseException as error:
-                if os.environ.get("PROBE_TRACE"):
-                    raise
-                answer = {"error": f"{type(error).__name__}: {error}"[:400]}
-            print(json.dumps(answer), flush=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -126,13 +88,10 @@ def _become(gpu: str) -> None:
     if gpu == "cpu-amx":
         torch.cpu._is_amx_tile_supported = lambda: True
         return
-    sys.meta_path.append(_Empty())  # type: ignore[arg-type]
+    sys.meta_path.append(StandIns(_lacking, _attribute))  # type: ignore[arg-type]
     torch.version.cuda = "13.0"
-    capability, mib = DEVICES[gpu]
-    properties = types.SimpleNamespace(
-        total_memory=mib << 20, major=capability[0], minor=capability[1], name=gpu, multi_processor_count=132
-    )
-    torch.cuda.get_device_properties = lambda *a, **k: properties
+    device = properties(gpu)
+    torch.cuda.get_device_properties = lambda *a, **k: device
     torch.cuda.is_available = lambda: True
     import vllm.platforms.cuda as cuda
     from vllm.platforms.interface import DeviceCapability
@@ -185,9 +144,7 @@ def _resolve(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
 
-    model = folder / str(abs(hash(json.dumps(case["config"], sort_keys=True))))
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(case["config"]))
+    model = write_model(case["config"], folder)
     given = {"block_size": case.get("page_size"), "attention_backend": (case.get("attention") or "").upper() or None}
     if case.get("kv_dtype"):
         given["kv_cache_dtype"] = case["kv_dtype"]
@@ -287,4 +244,4 @@ def _token_bytes(config: Any, backend: Any) -> int | None:
 
 
 if __name__ == "__main__":
-    main()
+    answer(_become, _resolve)
