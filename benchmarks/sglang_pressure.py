@@ -18,9 +18,7 @@ import argparse
 import concurrent.futures as futures
 import json
 import os
-import platform
 import random
-import shlex
 import signal
 import socket
 import statistics
@@ -32,6 +30,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pressure import add_arguments, named_sides, outputs_alike, ratio_interval, run, split_arguments
 
 PROMPT_TOKENS, OUTPUT_TOKENS, BATCH, IN_FLIGHT = 16, 8, 128, 4
 
@@ -116,27 +116,9 @@ def window(side: Side, requests: list[list[int]]) -> float:
     return len(requests) / (time.perf_counter() - started)
 
 
-def ratio_interval(ours: list[float], theirs: list[float], draws: int = 4000) -> tuple[float, float, float]:
-    """``(median ratio, low, high)``: 95 % percentile bootstrap over windows, seeded."""
-    rng = random.Random(0)
-    ratios = sorted(
-        statistics.median(rng.choices(ours, k=len(ours))) / statistics.median(rng.choices(theirs, k=len(theirs)))
-        for _ in range(draws)
-    )
-    point = statistics.median(ours) / statistics.median(theirs)
-    return point, ratios[int(0.025 * draws)], ratios[int(0.975 * draws)]
-
-
-def outputs_alike(sides: list[Side], count: int, vocabulary: int) -> dict[str, str]:
-    """Greedy outputs asked one request at a time, against the first side; its own second pass is the control."""
-    asked = prompts(random.Random(99), count, vocabulary)
-    first = [sides[0].generate([p], 16)[0]["output_ids"] for p in asked]
-    result = {}
-    for side in [sides[0], *sides[1:]]:
-        again = [side.generate([p], 16)[0]["output_ids"] for p in asked]
-        name = f"{side.name} again" if side is sides[0] else side.name
-        result[name] = f"{sum(a == b for a, b in zip(first, again, strict=True))}/{count} equal"
-    return result
+def outputs(side: Side, count: int, vocabulary: int) -> list[list[int]]:
+    """Greedy outputs, asked one request at a time."""
+    return [side.generate([prompt], 16)[0]["output_ids"] for prompt in prompts(random.Random(99), count, vocabulary)]
 
 
 def kvpolicy_state(side: Side) -> Any:
@@ -144,20 +126,6 @@ def kvpolicy_state(side: Side) -> Any:
     info = json.loads(side.call("/server_info"))
     ranks = [line for line in side.call("/metrics").splitlines() if line.startswith("kvpolicy_victim_digest")]
     return {"status": [state.get("kvpolicy") for state in info.get("internal_states", [])], "digest_by_rank": ranks}
-
-
-def machine() -> str:
-    gpu = (
-        subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout.strip()
-        if Path("/usr/bin/nvidia-smi").exists()
-        else ""
-    )
-    return f"{gpu or 'no GPU'}; {os.cpu_count()} CPUs; Python {platform.python_version()}"
 
 
 def measure(sides: list[Side], args: argparse.Namespace, deadline: float) -> None:
@@ -195,7 +163,7 @@ def measure(sides: list[Side], args: argparse.Namespace, deadline: float) -> Non
         full_rounds += evicting == len(sides) and all(len(side.full) > full_rounds for side in sides)
 
 
-def report(sides: list[Side], alike: dict[str, str]) -> dict[str, Any]:
+def report(sides: list[Side]) -> dict[str, Any]:
     stock = sides[0]
     rows: dict[str, Any] = {}
     print(
@@ -219,35 +187,49 @@ def report(sides: list[Side], alike: dict[str, str]) -> dict[str, Any]:
                     text += f"   {point:.3f} [{low:.3f}, {high:.3f}]"
         print(text)
         rows[side.name] = row
-    print("outputs, one request at a time:", alike)
     return rows
 
 
+def start_all(sides: list[Side], command: list[str], start_s: float) -> None:
+    """Start every server, and wait until all of them are healthy."""
+    started = time.monotonic()
+    for side in sides:
+        side.start(command, dict(os.environ))
+        time.sleep(start_s and 3)  # two servers that probe free memory at once see each other's
+    waiting = list(sides)
+    while waiting:
+        if time.monotonic() - started > start_s:
+            raise SystemExit(
+                f"not healthy in {start_s:.0f} s: {[s.name for s in waiting]}\n"
+                + waiting[0].log.read_text(errors="replace")[-4000:]
+            )
+        waiting = [side for side in waiting if not side.healthy()]
+        time.sleep(1)
+    print(f"all healthy after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def measured(sides: list[Side], args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
+    deadline = time.monotonic() + args.stop_after_s
+    start_all(sides, command, args.start_s)
+    alike = outputs_alike(sides, lambda side: outputs(side, args.compare, args.vocabulary))
+    measure(sides, args, deadline)
+    counters = {side.name: kvpolicy_state(side) for side in sides if side.policy}
+    return {"sides": report(sides), "outputs": alike, "kvpolicy": counters}
+
+
 def main() -> int:
-    own, _, rest = (lambda a: (a[: a.index("--")], "--", a[a.index("--") + 1 :]) if "--" in a else (a, "", []))(
-        sys.argv[1:]
-    )
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--side", action="append", required=True, help="stock, or NAME=POLICY; the first is the base")
-    parser.add_argument("--window", type=int, default=4096, help="requests in a window")
-    parser.add_argument("--windows", type=int, default=6, help="windows with the pool full, a side")
-    parser.add_argument("--vocabulary", type=int, default=120_000)
-    parser.add_argument("--compare", type=int, default=48, help="requests whose outputs are compared")
+    own, engine_arguments = split_arguments(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_arguments(parser, vocabulary=120_000, compare=48, stop_after_s=560, counted="from the start")
     parser.add_argument("--start-s", type=float, default=300, help="how long a server may take to start")
-    parser.add_argument("--stop-after-s", type=float, default=560, help="no new window after this, from the start")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--logs", type=Path, default=Path("/tmp"))
     args = parser.parse_args(own)
 
-    started = time.monotonic()
     sides = []
-    for text in args.side:
-        name, _, policy = text.partition("=")
+    for name, policy in named_sides(args.side):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        sides.append(Side(name, policy or None, port, args.logs / f"sglang-{name}.log"))
+        sides.append(Side(name, policy, port, args.logs / f"sglang-{name}.log"))
     command = [
         sys.executable,
         "-m",
@@ -258,40 +240,9 @@ def main() -> int:
         "127.0.0.1",
         "--enable-metrics",
         "--skip-server-warmup",
-        *rest,
+        *engine_arguments,
     ]
-    print("machine:", machine())
-    print("command:", shlex.join([Path(sys.executable).name, *sys.argv]), flush=True)
-    try:
-        for side in sides:
-            side.start(command, dict(os.environ))
-            time.sleep(args.start_s and 3)  # two servers that probe free memory at once see each other's
-        waiting = list(sides)
-        while waiting:
-            if time.monotonic() - started > args.start_s:
-                raise SystemExit(
-                    f"not healthy in {args.start_s:.0f} s: {[s.name for s in waiting]}\n"
-                    + waiting[0].log.read_text(errors="replace")[-4000:]
-                )
-            waiting = [side for side in waiting if not side.healthy()]
-            time.sleep(1)
-        print(f"all healthy after {time.monotonic() - started:.0f} s", flush=True)
-        alike = outputs_alike(sides, args.compare, args.vocabulary)
-        measure(sides, args, started + args.stop_after_s)
-        result = {
-            "machine": machine(),
-            "command": sys.argv,
-            "sides": report(sides, alike),
-            "outputs": alike,
-            "kvpolicy": {side.name: kvpolicy_state(side) for side in sides if side.policy},
-        }
-        print(json.dumps(result["kvpolicy"])[:3000])
-        if args.out:
-            args.out.write_text(json.dumps(result, indent=1))
-    finally:
-        for side in sides:
-            side.stop()
-    return 0
+    return run(sides, lambda: measured(sides, args, command), args.out)
 
 
 if __name__ == "__main__":

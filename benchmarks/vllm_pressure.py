@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglang_pressure import machine, ratio_interval
+from pressure import add_arguments, named_sides, outputs_alike, ratio_interval, run, split_arguments
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -181,63 +180,32 @@ def report(sides: list[Side]) -> dict[str, Any]:
     return rows
 
 
-def outputs_alike(sides: list[Side], args: argparse.Namespace) -> dict[str, str]:
+def measured(sides: list[Side], args: argparse.Namespace, engine_arguments: list[str]) -> dict[str, Any]:
+    for side in sides:
+        side.start(args.model, engine_arguments)
+        print(f"{side.name}: {side.facts}", flush=True)
     task = {"seed": 99, "vocabulary": args.vocabulary, "prompt_tokens": args.prompt_tokens, "output_tokens": 16,
             "requests": args.compare, "batch": 1, "show": True}  # fmt: skip
-    first = sides[0].ask(**task)["outputs"]
-    result = {}
-    for side in sides:
-        again = side.ask(**task)["outputs"]
-        name = f"{side.name} again" if side is sides[0] else side.name
-        result[name] = f"{sum(a == b for a, b in zip(first, again, strict=True))}/{args.compare} equal"
-    return result
+    alike = outputs_alike(sides, lambda side: list(side.ask(**task)["outputs"]))
+    counters = measure(sides, args)
+    return {"sides": report(sides), "outputs": alike, "kvpolicy": counters}
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    cut = words.index("--") if "--" in words else len(words)
+    own, engine_arguments = split_arguments(sys.argv[1:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--side", action="append", default=[], help="stock, or NAME=POLICY; the first is the base")
+    add_arguments(parser, vocabulary=100_000, compare=16, stop_after_s=480, counted="from the first one")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--window", type=int, default=4096, help="requests in a window")
-    parser.add_argument("--windows", type=int, default=6, help="windows with the pool full, a side")
     parser.add_argument("--batch", type=int, default=512, help="requests given to the engine at once")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=100_000)
-    parser.add_argument("--compare", type=int, default=16, help="requests whose outputs are compared")
     parser.add_argument("--cpu-time", action="store_true", help="by CPU time: for a machine that is not quiet")
-    parser.add_argument("--stop-after-s", type=float, default=480, help="no new window after this")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--logs", type=Path, default=Path("/tmp"))
-    args = parser.parse_args(words[:cut])
-    engine_arguments = words[cut + 1 :]
+    args = parser.parse_args(own)
     if args.serve:
         serve(args.model, None if args.serve == "stock" else args.serve, engine_arguments)
         return 0
-    sides = []
-    for text in args.side or ["stock"]:
-        name, _, policy = text.partition("=")
-        sides.append(Side(name, policy or None, args.logs / f"vllm-{name}.log"))
-    print("machine:", machine())
-    print("command:", shlex.join([Path(sys.executable).name, *sys.argv]), flush=True)
-    try:
-        for side in sides:
-            side.start(args.model, engine_arguments)
-            print(f"{side.name}: {side.facts}", flush=True)
-        alike = outputs_alike(sides, args)
-        counters = measure(sides, args)
-        rows = report(sides)
-        print("outputs, one request at a time:", alike)
-        print(json.dumps(counters)[:3000])
-        if args.out:
-            found = {"machine": machine(), "command": sys.argv, "sides": rows, "outputs": alike, "kvpolicy": counters}
-            args.out.write_text(json.dumps(found, indent=1))
-    finally:
-        for side in sides:
-            side.stop()
-    return 0
+    sides = [Side(name, policy, args.logs / f"vllm-{name}.log") for name, policy in named_sides(args.side)]
+    return run(sides, lambda: measured(sides, args, engine_arguments), args.out)
 
 
 if __name__ == "__main__":
