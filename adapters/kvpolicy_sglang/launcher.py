@@ -7,16 +7,14 @@ Engine. Policy errors end the start before anything heavy is imported.
 from __future__ import annotations
 
 import argparse
-import atexit
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvpolicy.runtime import carry, flags, handshake
-from kvpolicy.runtime.active import ActivePolicy, current, set_current
-from kvpolicy.runtime.loading import carried_by, load_active, say, summary
+from kvpolicy.runtime import carry, flags, handshake, launch
+from kvpolicy.runtime.active import ActivePolicy, current
+from kvpolicy.runtime.loading import load_active
 from kvpolicy.runtime.support import refusal
 
 from . import cache_hooks, cache_support, cache_time, probe, resolution
@@ -24,8 +22,6 @@ from .hooks import HookSet
 from .machine import possible_on
 
 __all__ = ["PENDING", "Pending", "register"]
-
-logger = logging.getLogger("kvpolicy")
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _START_SCHEDULERS = "sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes"
@@ -70,42 +66,11 @@ def register() -> None:
 def _add_flag(_result: None, parser: argparse.ArgumentParser) -> None:
     """After `add_cli_args`: our flag, and a note of which of the fields that matter were really given."""
     PENDING.hooks.verify()
-    parser.add_argument(
-        flags.FLAG,
-        type=str,
-        default=None,
-        metavar="FILE",
-        help=flags.FLAG_HELP,
-    )
-    for action in parser._actions:
-        if action.dest in resolution.FIELDS:
-            action.__class__ = _recording(type(action))
-
-
-def _recording(kind: type[argparse.Action]) -> type[argparse.Action]:
-    """`kind`, noting on the namespace that it was used: else a given default looks like a missing flag."""
-
-    class Recording(kind):  # type: ignore[misc, valid-type]
-        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-            given = vars(namespace).setdefault("_kvpolicy_explicit", {})
-            given[self.dest] = f"{option_string} {values}"
-            super().__call__(parser, namespace, values, option_string)
-
-    Recording.__name__ = kind.__name__
-    return Recording
+    launch.add_flag(parser, resolution.FIELDS)
 
 
 def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
-    source = getattr(args, "kv_policy", None)
-    if flags.disabled(os.environ):
-        if source:
-            say(f"kvpolicy: {flags.DISABLE_ENV} is set: {flags.FLAG} {source} is ignored, the server runs stock")
-        return original(cls, args)
-    if source:
-        if (other := os.environ.get(flags.FILE_ENV)) and other != source:
-            logger.warning("kvpolicy: %s %s wins over %s=%s", flags.FLAG, source, flags.FILE_ENV, other)
-        PENDING.active = load_active(source, "sglang")
-    PENDING.explicit = getattr(args, "_kvpolicy_explicit", {})
+    PENDING.active, PENDING.explicit = launch.policy_in(args, "sglang"), launch.explicit_in(args)
     return original(cls, args)
 
 
@@ -164,18 +129,13 @@ def _refuse_unsupported_cache(active: ActivePolicy, server_args: Any) -> None:
 
 
 def _carry(active: ActivePolicy, server_args: Any) -> None:
-    set_current(active)
-    server_args._kv_policy = active.digest
-    server_args._kv_policy_handshake = directory = handshake.new_directory()
-    launcher_pid = os.getpid()
-    atexit.register(lambda: os.getpid() == launcher_pid and handshake.discard(directory))
-    carry.export(carried_by(active, directory))
     if _START_SCHEDULERS not in PENDING.hooks.targets:
         from sglang.srt.plugins.hook_registry import HookType
 
         PENDING.hooks.register(_START_SCHEDULERS, _start_schedulers, HookType.AROUND)
         PENDING.hooks.apply_now()
-    logger.info("%s", "\n".join(summary(active)))
+    server_args._kv_policy = active.digest
+    server_args._kv_policy_handshake = launch.hand_on(active)
 
 
 # -- the schedulers ---------------------------------------------------------------------------------------------------
@@ -213,14 +173,6 @@ def _start_schedulers(original: Callable[..., Any], cls: type, server_args: Any,
 
 def _verified(active: ActivePolicy, reports: list[dict[str, Any]]) -> dict[str, Any]:
     """The start's facts for `/server_info`, and one line that says them."""
-    first = reports[0]
-    logger.info(
-        "kvpolicy: %d scheduler process(es) run policy %s, digest %s, core %s (%s)",
-        len(reports),
-        active.name,
-        active.digest[:12],
-        first.get("core"),
-        first.get("core_reason"),
-    )
-    facts = {key: value for key, value in first.items() if not key.endswith(("pid", "rank"))}
+    launch.say_verified(active, reports, f"{len(reports)} scheduler process(es)")
+    facts = {key: value for key, value in reports[0].items() if not key.endswith(("pid", "rank"))}
     return {**facts, "verified_schedulers": len(reports)}

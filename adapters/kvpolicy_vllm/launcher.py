@@ -7,26 +7,22 @@ start before a model is looked at. API servers that a launcher starts beside the
 from __future__ import annotations
 
 import argparse
-import atexit
 import dataclasses
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvpolicy.runtime import carry, flags, handshake
+from kvpolicy.runtime import carry, flags, handshake, launch
 from kvpolicy.runtime.active import ActivePolicy, current, set_current
-from kvpolicy.runtime.loading import activate, carried_by, load_active, say, summary
+from kvpolicy.runtime.loading import activate, load_active
 from kvpolicy.runtime.support import refusal
 
 from . import api_server, cache_hooks, engine_core, hooks, probe, resolution
 from .worker import CONFIG_KEY
 
 __all__ = ["PENDING", "Pending", "register", "register_child"]
-
-logger = logging.getLogger("kvpolicy")
 
 
 @dataclass(slots=True)
@@ -63,41 +59,17 @@ def register_child() -> None:
 def _add_flag(original: Callable[..., Any], parser: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `EngineArgs.add_cli_args`: our flag, and a note of which of the fields that matter were really given."""
     parser = original(parser, *args, **kwargs)
-    if any(flags.FLAG in action.option_strings for action in parser._actions):
-        return parser
-    group = parser.add_argument_group("kvpolicy", "KV-cache policies (kvpolicy).")
-    group.add_argument(flags.FLAG, type=str, default=None, metavar="FILE", help=flags.FLAG_HELP)
-    for action in parser._actions:
-        if action.dest in resolution.FIELDS:
-            action.__class__ = _recording(type(action))
+    if all(flags.FLAG not in action.option_strings for action in parser._actions):
+        launch.add_flag(parser, resolution.FIELDS)
     return parser
 
 
-def _recording(kind: type[argparse.Action]) -> type[argparse.Action]:
-    """`kind`, noting on the namespace that it was used: else a given default looks like a missing flag."""
-
-    class Recording(kind):  # type: ignore[misc, valid-type]
-        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-            given = vars(namespace).setdefault("_kvpolicy_explicit", {})
-            given[self.dest] = f"{option_string} {getattr(values, 'name', values)}"
-            super().__call__(parser, namespace, values, option_string)
-
-    Recording.__name__ = kind.__name__
-    return Recording
-
-
 def _from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace, *more: Any, **kwargs: Any) -> Any:
-    source = getattr(args, "kv_policy", None)
-    if flags.disabled(os.environ):
-        if source:
-            say(f"kvpolicy: {flags.DISABLE_ENV} is set: {flags.FLAG} {source} is ignored, the engine runs stock")
-        return original(cls, args, *more, **kwargs)
-    if source and PENDING.active is None:
+    if PENDING.active is None:  # `vllm serve` comes here twice: what the policy warns of is said once
+        PENDING.active = launch.policy_in(args, "vllm")
+    if PENDING.active is not None:
         hooks.verify()
-        if (other := os.environ.get(flags.FILE_ENV)) and other != source:
-            logger.warning("kvpolicy: %s %s wins over %s=%s", flags.FLAG, source, flags.FILE_ENV, other)
-        PENDING.active = load_active(source, "vllm")
-    PENDING.explicit = getattr(args, "_kvpolicy_explicit", {})
+    PENDING.explicit = launch.explicit_in(args)
     return original(cls, args, *more, **kwargs)
 
 
@@ -128,7 +100,6 @@ def _create_engine_config(original: Callable[..., Any], engine_args: Any, *args:
     resolution.skip_layers(active, vllm_config, explicit)
     resolution.compare_resolved(active, vllm_config)
     _refuse(active, vllm_config)
-    set_current(active)
     _carry(active)
     api_server.register()
     return vllm_config
@@ -181,14 +152,10 @@ def _refuse(active: ActivePolicy, vllm_config: Any) -> None:
 def _carry(active: ActivePolicy) -> None:
     import vllm.v1.engine.utils as engine_utils
 
-    directory = handshake.new_directory()
-    launcher_pid = os.getpid()
-    atexit.register(lambda: os.getpid() == launcher_pid and handshake.discard(directory))
-    carry.export(carried_by(active, directory))
     engine_core.register()  # for engines in this process, and in processes forked from it, which load no plugins
     hooks.wrap(engine_utils, "wait_for_engine_startup", _wait_for_engine_startup)
     hooks.verify()
-    logger.info("%s", "\n".join(summary(active)))
+    launch.hand_on(active)
 
 
 # -- the engines ------------------------------------------------------------------------------------------------------
@@ -215,13 +182,5 @@ def _wait_for_engine_startup(original: Callable[..., Any], *args: Any, **kwargs:
     finally:
         handshake.discard(directory)
     workers = sum(int(report["workers"]) for report in reports)
-    logger.info(
-        "kvpolicy: %d engine(s) with %d worker(s) run policy %s, digest %s, core %s (%s)",
-        len(reports),
-        workers,
-        active.name,
-        active.digest[:12],
-        reports[0].get("core"),
-        reports[0].get("core_reason"),
-    )
+    launch.say_verified(active, reports, f"{len(reports)} engine(s) with {workers} worker(s)")
     return result

@@ -2,6 +2,7 @@
 
 A start goes through these modules in this order: :mod:`.flags` (is there a policy for this process?), :mod:`.loading`
 (file -> :class:`~.active.ActivePolicy`), :mod:`.resolution` (the policy's values against flags and engine),
-:mod:`.carry` (into child processes), :mod:`.handshake` (every process proves that it runs it). :mod:`.status` and
-:mod:`.metrics` then say what runs, in one form for all engines.
+:mod:`.support` (can its eviction work here?), :mod:`.carry` (into child processes), :mod:`.handshake` (every process
+proves that it runs it); :mod:`.launch` is what launchers have in common of all this. :mod:`.status` and :mod:`.metrics`
+then say what runs, in one form for all engines.
 """

@@ -160,7 +160,7 @@ def test_disabled_accepts_the_flag_and_runs_stock(sglang_env: SglangEnv, tiny_mo
         info = server.server_info()
         assert "kvpolicy" not in info
         assert info["page_size"] == 1
-        assert f"KVPOLICY_DISABLE is set: --kv-policy {policy} is ignored, the server runs stock" in server.log()
+        assert f"KVPOLICY_DISABLE is set: --kv-policy {policy} is ignored, the engine runs stock" in server.log()
     told = [json.loads(path.read_text()) for path in (tmp_path / "told").iterdir()]
     patched = {hook for process in told for hook in process["hooks"]}
     record = "sglang.srt.server_args.ServerArgs"
