@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 from typing import Any
 
-from kvpolicy.runtime.flags import UNTESTED_ENV
+from kvpolicy.runtime.support import require_supported
 
 __all__ = [
-    "FIRST",
-    "LAST",
     "engine_version",
     "overrider",
     "ranks",
@@ -18,8 +14,6 @@ __all__ = [
     "resolve_seam",
     "resolved",
 ]
-
-FIRST, LAST = (0, 5, 16), (0, 5, 23)
 
 
 def engine_version() -> str:
@@ -30,21 +24,8 @@ def engine_version() -> str:
 
 
 def require_supported_engine() -> None:
-    """SystemExit outside 0.5.16-0.5.23, since the seams are private there and nobody looked; see UNTESTED_ENV."""
-    version = engine_version()
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if found and FIRST <= tuple(int(part) for part in found.groups()) <= LAST:
-        return
-    span = f"{'.'.join(map(str, FIRST))} to {'.'.join(map(str, LAST))}"
-    if os.environ.get(UNTESTED_ENV) == "1":
-        import logging
-
-        logging.getLogger("kvpolicy").warning("SGLang %s is outside the tested range %s; continuing", version, span)
-        return
-    raise SystemExit(
-        f"kvpolicy: SGLang {version} is not supported: its policies are tested on {span}.\n"
-        f"Remove --kv-policy, use a supported version, or set {UNTESTED_ENV}=1 to try it on your own risk."
-    )
+    """SystemExit where the running SGLang is outside the supported range."""
+    require_supported("sglang", "SGLang", engine_version())
 
 
 def resolve_seam(server_args_class: type) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import re
 from typing import Any
 
-from kvpolicy.runtime.flags import UNTESTED_ENV
+from kvpolicy.runtime.support import require_supported
 
 __all__ = [
-    "FIRST",
-    "LAST",
     "adopt_logging",
     "call_every_engine",
     "engine_version",
     "local_engine_pids",
     "require_supported_engine",
 ]
-
-FIRST, LAST = (0, 26), (0, 33)
 
 
 def engine_version() -> str:
@@ -29,21 +23,8 @@ def engine_version() -> str:
 
 
 def require_supported_engine() -> None:
-    """SystemExit outside 0.26-0.33, since the seams are private there and nobody looked; see UNTESTED_ENV."""
-    version = engine_version()
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and FIRST <= tuple(int(part) for part in found.groups()) <= LAST:
-        return
-    span = f"{'.'.join(map(str, FIRST))} to {'.'.join(map(str, LAST))}"
-    if os.environ.get(UNTESTED_ENV) == "1":
-        import logging
-
-        logging.getLogger("kvpolicy").warning("vLLM %s is outside the supported range %s; continuing", version, span)
-        return
-    raise SystemExit(
-        f"kvpolicy: vLLM {version} is not supported: the places where a policy goes in are known for {span}.\n"
-        f"Remove --kv-policy, use a supported version, or set {UNTESTED_ENV}=1 to try it on your own risk."
-    )
+    """SystemExit where the running vLLM is outside the supported range."""
+    require_supported("vllm", "vLLM", engine_version())
 
 
 def local_engine_pids(arguments: tuple[Any, ...]) -> list[int] | None:

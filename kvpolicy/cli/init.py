@@ -95,12 +95,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from kvpolicy.language.fields import NAME_PATTERN, usable_name
     from kvpolicy.language.schema import json_schema
+    from kvpolicy.language.shipped_policies import shipped
 
     path = Path(args.file)
     name = args.name or usable_name(path.stem)
     if not re.fullmatch(NAME_PATTERN, name):
         print(
             f"kvpolicy init: '{name}' is not a usable name (letters, digits, '.', '_' and '-', at most 63)",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    if (shadowed := args.file.replace("-", "_")) in shipped():
+        print(
+            f"kvpolicy init: {args.file} is a shipped policy, which a file of that name would hide: "
+            f"write {args.file}.yaml, or start from it with `extends: builtin:{shadowed}`",
             file=sys.stderr,
         )
         return EXIT_USAGE

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvpolicy.facts import vllm_device
 from kvpolicy.facts.dtypes import AUTO, canonical
-from kvpolicy.facts.engines import ENGINES, EngineTarget
+from kvpolicy.facts.engines import ENGINES, EngineTarget, is_supported, supported_span
 from kvpolicy.facts.evidence import evidence_for
 from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.gpus import Gpu
@@ -43,7 +43,12 @@ def asked_of(policy: Policy) -> Settings:
 
 def report_effective(findings: Findings, where: Deployment, target: EngineTarget) -> Outcome | None:
     """Add the findings; None where the device is not known and nothing can be resolved."""
-    if not target.exact:
+    if target.asked and not is_supported(target.name, target.asked):
+        message = (
+            f"a server with a policy does not start on {target.name} {target.asked}: that release is not supported"
+        )
+        findings.add("KVP514", "error", "", message, f"supported: {supported_span(target.name)}")
+    elif not target.exact:
         message = f"{target.name} {target.asked} is not known here: the facts are those of {target.facts_version}"
         findings.add("KVP513", "warning", "", message, f"known: {', '.join(ENGINES[target.name])}")
     if where.gpu is None:

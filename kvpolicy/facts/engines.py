@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from kvpolicy.facts.errors import FactsArgumentError, did_you_mean
 
-__all__ = ["ENGINES", "NEWEST_SGLANG", "EngineTarget", "Version", "parse_engine", "parse_version"]
+__all__ = [
+    "ENGINES",
+    "NEWEST_SGLANG",
+    "SUPPORTED",
+    "EngineTarget",
+    "Version",
+    "is_supported",
+    "parse_engine",
+    "parse_version",
+    "supported_span",
+]
 
 Version = tuple[int, int, int]
 
@@ -15,6 +25,12 @@ Version = tuple[int, int, int]
 ENGINES: dict[str, tuple[str, ...]] = {
     "sglang": ("0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23"),
     "vllm": ("0.26.0", "0.28.0", "0.30.0", "0.32.0", "0.33.0"),
+}
+
+# The first and last release whose seams are known, every digit that counts: an adapter refuses to start outside.
+SUPPORTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "sglang": ((0, 5, 16), (0, 5, 23)),
+    "vllm": ((0, 26), (0, 33)),
 }
 
 _SPEC = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_-]*)\s*(?:(?P<op>===?|=|@)?\s*v?(?P<version>\d[^\s]*))?$")
@@ -43,6 +59,20 @@ def parse_version(text: str) -> Version:
         raise ValueError(f"not a version: {text!r}")
     major, minor, patch = match.groups(default="0")
     return int(major), int(minor), int(patch)
+
+
+def is_supported(name: str, version: str) -> bool:
+    """Whether servers of engine `name` and that version start with a policy; post-releases count as their release."""
+    first, last = SUPPORTED[name]
+    try:
+        return first <= parse_version(version)[: len(first)] <= last
+    except ValueError:
+        return False
+
+
+def supported_span(name: str) -> str:
+    """`0.5.16 to 0.5.23`."""
+    return " to ".join(".".join(map(str, version)) for version in SUPPORTED[name])
 
 
 NEWEST_SGLANG = parse_version(ENGINES["sglang"][-1])

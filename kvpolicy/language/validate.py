@@ -163,7 +163,7 @@ def _translate(details: ErrorDetails, path: Path, data: dict[str, Any]) -> tuple
     return (
         "KVP203",
         f"{where or 'the policy'}: expected {_EXPECTED.get(kind, details['msg'])}, got {describe(value)}",
-        _type_help(kind, value),
+        _type_help(kind, value, where),
     )
 
 
@@ -201,7 +201,9 @@ def _range(kind: str, ctx: dict[str, Any], value: Any) -> str:
     return f"must be {sign[kind]} {bound if isinstance(bound, int) else f'{bound:g}'}, got {value}"
 
 
-def _type_help(kind: str, value: Any) -> str | None:
+def _type_help(kind: str, value: Any, where: str) -> str | None:
+    if kind == "string_type" and where.endswith(".match"):
+        return "leave `match` out for every unit" if value is True else "write a condition, as in `hits >= 3`"
     if (
         kind in ("int_type", "float_type")
         and isinstance(value, str)

@@ -7,18 +7,39 @@ start with the words of :func:`refusal` or lets the engine's order stay with :fu
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from .active import ActivePolicy, Conflict
+from kvpolicy.facts.engines import is_supported, supported_span
 
-__all__ = ["Feature", "Kind", "Verdict", "decide", "refusal", "yield_to_engine"]
+from .active import ActivePolicy, Conflict
+from .flags import FLAG, UNTESTED_ENV
+
+__all__ = ["Feature", "Kind", "Verdict", "decide", "refusal", "require_supported", "yield_to_engine"]
 
 logger = logging.getLogger("kvpolicy")
 
 Kind = Literal["supported", "stock", "refused"]
 S = TypeVar("S")  # what an adapter knows of the configuration about to start
+
+
+def require_supported(engine: str, label: str, version: str) -> None:
+    """SystemExit for a version outside the supported range, whose seams nobody looked at; see UNTESTED_ENV.
+
+    `engine` as in :data:`~kvpolicy.facts.engines.SUPPORTED`, `label` as its makers write it.
+    """
+    if is_supported(engine, version):
+        return
+    span = supported_span(engine)
+    if os.environ.get(UNTESTED_ENV) == "1":
+        logger.warning("%s %s is outside the supported range %s; continuing", label, version, span)
+        return
+    raise SystemExit(
+        f"kvpolicy: {label} {version} is not supported: the places where a policy goes in are known for {span}.\n"
+        f"Remove {FLAG}, use a supported version, or set {UNTESTED_ENV}=1 to try it on your own risk."
+    )
 
 
 @dataclass(frozen=True, slots=True)

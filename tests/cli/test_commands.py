@@ -131,6 +131,13 @@ def test_the_modeline_names_a_schema_that_is_there(folder) -> None:
     assert (folder / "kvpolicy.schema.json").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["chat", "long-context"])
+def test_init_hides_no_shipped_policy(folder, capsys, name: str) -> None:
+    assert main(["init", name]) == 2
+    assert f"write {name}.yaml, or start from it with `extends: builtin:" in capsys.readouterr().err
+    assert not (folder / name).exists()
+
+
 def test_init_makes_a_name_out_of_any_file_name(folder) -> None:
     assert main(["init", "my policy (1).yaml"]) == 0
     assert load_policy("my policy (1).yaml").policy.metadata.name == "my-policy-1"

@@ -28,6 +28,8 @@ SYNTAX = [
     ("1 + abs(*hits)", "*hits", "`*` before an argument", "one by one"),
     ("exp(x=hits)", "=", "single `=`", "=="),
     ("hits = 3", "=", "single `=`", "=="),
+    ("hits => 3", "=>", "`=>`", ">="),
+    ("hits =< 3", "=<", "`=<`", "<="),
     ("(n := hits)", ":=", "assignment", ""),
     ("lambda: hits", "lambda", "`lambda`", ""),
     ("[h for h in hits]", "for", "`for`", ""),

@@ -108,13 +108,23 @@ def test_what_the_device_cannot_run_falls_back_inside_accept() -> None:
     )
 
 
-@pytest.mark.parametrize("asked", ["0.5.19", "0.5.22", "0.5.99", "0.4.0", "1.0"])
+@pytest.mark.parametrize("asked", ["0.5.19", "0.5.21", "0.5.22"])
 def test_unknown_versions_warn_and_use_the_nearest(asked: str) -> None:
     items = report(policy("eviction: {policy: lru}"), engine=f"sglang=={asked}", gpu="h200")
     warning = found(items, "KVP513")
-    nearest = {"0.5.19": "0.5.18", "0.5.22": "0.5.23", "0.5.99": "0.5.23", "0.4.0": "0.5.16", "1.0": "0.5.23"}[asked]
+    nearest = {"0.5.19": "0.5.18", "0.5.21": "0.5.20", "0.5.22": "0.5.23"}[asked]
     assert warning.severity == "warning"
     assert f"the facts are those of {nearest}" in warning.message
+
+
+@pytest.mark.parametrize("spec", ["sglang==0.5.15", "sglang==0.5.99", "sglang==1.0", "vllm==0.25.1", "vllm==0.34"])
+def test_unsupported_versions_are_errors(spec: str) -> None:
+    """As an adapter refuses them at start."""
+    items = report(policy("eviction: {policy: lru}"), engine=spec, gpu="h200")
+    refused = found(items, "KVP514")
+    assert refused.severity == "error"
+    assert refused.help in ("supported: 0.5.16 to 0.5.23", "supported: 0.26 to 0.33")
+    assert "KVP513" not in codes(items)
 
 
 @pytest.mark.parametrize("spec", ["sglang", "sglang==0.5.23", "SGLang==0.5.23.post1", "sglang 0.5.23", "sglang=0.5.23"])

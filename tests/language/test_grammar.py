@@ -152,6 +152,12 @@ PLACES = [
     ("allocator: {watermark: {low: 2%}}", (1, 13, "KVP202"), "add `high:`"),
     ("allocator: {watermark: {low: 2%, high: 101%}}", (1, 40, "KVP206"), None),
     ("eviction: {score: 5}", (1, 19, "KVP203"), 'quote it: "5"'),
+    ("eviction: {rules: [{name: a, match: true, priority: 1}]}", (1, 37, "KVP203"), "leave `match` out for every unit"),
+    (
+        "eviction: {rules: [{name: a, match: 3, priority: 1}]}",
+        (1, 37, "KVP203"),
+        "write a condition, as in `hits >= 3`",
+    ),
     ("eviction: {rules: {name: a}}", (1, 12, "KVP203"), None),
     ("eviction: {rules: [5]}", (1, 20, "KVP203"), None),
     ("eviction: {rules: [{name: a b, priority: 1}]}", (1, 27, "KVP208"), None),

@@ -104,6 +104,16 @@ FACTS = codes(
         "No facts were read from this release; those of the nearest known one are used and may be wrong.",
         bad=_LRU,
         good=_LRU,
+        args=("--engine", "sglang==0.5.21"),
+        good_args=("--engine", "sglang==0.5.23"),
+    ),
+    Code(
+        "KVP514",
+        "engine version not supported",
+        "A policy goes into places of the engine that are private and change between releases. Outside the supported "
+        "range nobody looked at them, and a server with a policy refuses to start.",
+        bad=_LRU,
+        good=_LRU,
         args=("--engine", "sglang==0.5.99"),
         good_args=("--engine", "sglang==0.5.23"),
     ),

@@ -30,12 +30,14 @@ _CLOSES = {")": "(", "]": "["}
 _SUBSET = "an expression has numbers, fields, + - * / // % **, comparisons, and/or/not, `x if c else y` and functions"
 _INSTEAD = {
     "&": "write `and`", "|": "write `or`", "!": "write `not`", "^": "write `**` for a power", "=": "write `==`",
+    "=>": "write `>=`", "=<": "write `<=`",
     "?": "write `x if condition else y`", "#": "a comment belongs outside the expression",
     "\\": "a line may end anywhere; no backslash is needed", "{": _SUBSET, ":": _SUBSET,
     ":=": "there is nothing to assign to",
 }  # fmt: skip
 _NAMED = {
-    ":=": "assignment", "&&": "`&&`", "||": "`||`", "=": "a single `=`", "{": "a set or dict", "#": "a comment",
+    ":=": "assignment", "&&": "`&&`", "||": "`||`", "=>": "`=>`", "=<": "`=<`", "=": "a single `=`",
+    "{": "a set or dict", "#": "a comment",
 }  # fmt: skip
 
 

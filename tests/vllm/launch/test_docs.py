@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvpolicy_vllm import probe
 from kvpolicy_vllm.cache_support import FEATURES
 from kvpolicy_vllm.resolution import FIELDS
+
+from kvpolicy.facts.engines import supported_span
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs/vllm.md").read_text()
 
@@ -21,6 +22,5 @@ def test_the_documentation_prints_the_features() -> None:
 
 
 def test_the_documentation_names_the_versions_and_every_flag() -> None:
-    span = " to ".join(".".join(map(str, version)) for version in (probe.FIRST, probe.LAST))
-    assert f"Supported: vLLM {span}," in TEXT
+    assert f"Supported: vLLM {supported_span('vllm')}," in TEXT
     assert [flag for flag in FIELDS.values() if f"`{flag}`" not in TEXT] == []
