@@ -67,11 +67,10 @@ class BackendPlan:
 
 @dataclass(frozen=True, slots=True)
 class AllocatorPlan:
-    """Order in which slots are handed out, and the watermarks as shares of the pool."""
+    """Order in which slots are handed out, and the watermarks (low, high) as shares of the pool."""
 
     order: str | None = None
-    low: float | None = None
-    high: float | None = None
+    watermark: tuple[float, float] | None = None
     guard: str | None = None
 
 
@@ -127,8 +126,7 @@ def compile_policy(source: Policy | LoadResult, engine: str) -> CompiledPolicy:
         ),
         allocator=AllocatorPlan(
             order=allocator.order if allocator else None,
-            low=watermark.low if watermark else None,
-            high=watermark.high if watermark else None,
+            watermark=(watermark.low, watermark.high) if watermark else None,
             guard=allocator.guard if allocator else None,
         ),
         eviction=compile_eviction(policy.eviction, hints=policy.hints),

@@ -8,10 +8,12 @@ alike.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from kvpolicy.eviction.base import RequestInfo
     from kvpolicy.runtime.active import ActivePolicy
 
-__all__ = ["EvictionGuard", "LeafFeed"]
+__all__ = ["EvictionGuard", "LeafFeed", "timed"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -39,6 +41,11 @@ class EvictionGuard:
         self._refused: dict[Any, None] = {}
         self._in_walk = False
         self._warned = False
+        #: Tokens of this walk that are needed; beyond them, protected units are spared. None: all are.
+        self._needed_tokens: int | None = None
+        self._walk_tokens = 0
+        #: Whether the last walk ended because only protected units were left, none of them needed.
+        self.spared = False
 
     @property
     def observes_touches(self) -> bool:
@@ -94,10 +101,11 @@ class EvictionGuard:
             self.fault("evict", "the policy failed to start an eviction")
             return False
         self._in_walk = True
+        self._walk_tokens, self.spared = 0, False
         return True
 
     def pop(self, is_victim: Callable[[Any], bool]) -> tuple[Any, bool]:
-        """`(next victim or None, fault)`. Whatever the policy proposes is re-validated by `is_victim` first.
+        """`(next victim or None, fault)`; None also where the rest is spared. What the policy proposes is validated.
 
         The caller frees what it gets; that is accounted here.
         """
@@ -109,9 +117,13 @@ class EvictionGuard:
                 if is_victim(node):
                     break
                 self.index.discard(node)  # stale: not a leaf, locked, or gone
+            if self._spares(node):
+                self.spared = True
+                return None, False  # offered again once the walk ends
         except Exception:
             self.fault("evict", "the policy failed to name a victim")
             return None, True
+        self._walk_tokens += len(node.key)
         try:
             meta = node.kvp
             depth_tokens = 0 if meta is None else meta.depth_tokens
@@ -119,6 +131,19 @@ class EvictionGuard:
         except Exception:
             self.fault("account", "the policy failed to account for a victim")
         return node, False
+
+    def _spares(self, node: Any) -> bool:
+        needed = self._needed_tokens
+        return needed is not None and self._walk_tokens >= needed and self.index.is_protected(node)
+
+    @contextmanager
+    def sparing_beyond(self, needed_tokens: int) -> Iterator[None]:
+        """Walks within the block take protected units only as far as `needed_tokens` go."""
+        self._needed_tokens = needed_tokens
+        try:
+            yield
+        finally:
+            self._needed_tokens = None
 
     def end(self) -> None:
         if not self._in_walk:
@@ -201,17 +226,19 @@ class EvictionGuard:
         except RuntimeError:
             self.fault("lost", "the index ran dry before the demand was met")
 
-    def timed(self, evict: Callable[..., Any]) -> Callable[..., Any]:
-        """`evict` with its duration reported (never acted upon)."""
 
-        def timed_evict(*args: Any, **kwargs: Any) -> Any:
-            start_s = time.perf_counter()
-            try:
-                return evict(*args, **kwargs)
-            finally:
-                self.active.observe_evict(time.perf_counter() - start_s)
+def timed(active: ActivePolicy, evict: Callable[..., Any]) -> Callable[..., Any]:
+    """`evict` with its calls counted and their duration reported (never acted upon)."""
 
-        return timed_evict
+    @functools.wraps(evict)
+    def timed_evict(*args: Any, **kwargs: Any) -> Any:
+        start_s = time.perf_counter()
+        try:
+            return evict(*args, **kwargs)
+        finally:
+            active.observe_evict(time.perf_counter() - start_s)
+
+    return timed_evict
 
 
 def _content_key(node: Any, page_tokens: int) -> int:

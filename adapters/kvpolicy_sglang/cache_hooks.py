@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from kvpolicy.runtime.active import ActivePolicy
 from kvpolicy.runtime.support import Verdict, refusal, yield_to_engine
 
-from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_touch, cache_unified
+from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_touch, cache_unified, cache_watermark
 from .cache_guard import EvictionGuard
-from .cache_support import Needs, supported
+from .cache_support import Needs, supported, watermark_supported
 
 __all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of"]
 
@@ -27,16 +27,18 @@ def install(active: ActivePolicy, hooks: Any) -> None:
     """Register the cache-side hooks of `active` in a scheduler; `hooks` is SGLang's `HookRegistry` or like it."""
     from sglang.srt.plugins.hook_registry import HookType
 
-    guards: list[EvictionGuard] = []
+    now = Built(None)
 
     def build(stock: Callable[[Any], Any], ctx: Any) -> Any:
-        built = build_cache(active, stock, ctx)
-        guards[:] = [built.guard] if built.guard is not None else []
-        return built.cache
+        nonlocal now
+        now = build_cache(active, stock, ctx)
+        return now.cache
 
     hooks.register(CONSTRUCTION, build, HookType.AROUND)
     if needs_of(active).index and active.compiled.eviction.needs_metadata:
-        cache_time.install_scheduler(lambda: guards[0] if guards else None, hooks)
+        cache_time.install_scheduler(lambda: now.guard, hooks)
+    if active.compiled.allocator.watermark is not None:
+        cache_watermark.install(lambda: now.ahead, hooks)
 
 
 def needs_of(active: ActivePolicy) -> Needs:
@@ -55,10 +57,27 @@ class Built(NamedTuple):
     cache: Any
     guard: EvictionGuard | None = None  # None: the cache is untouched
     metadata: cache_metadata.Metadata | None = None  # only where the policy needs it
+    ahead: cache_watermark.EvictAhead | None = None  # only where the policy has watermarks
 
 
 def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> Built:
-    """Build the engine's own cache with the policy's eviction attached, or untouched where the engine's order stays."""
+    """Build the engine's own cache with the policy's eviction attached, or untouched where the engine's order stays.
+
+    Watermarks come on top of either.
+    """
+    built = _build_ordered(active, stock, ctx)
+    if active.compiled.allocator.watermark is None:
+        return built
+    verdict = watermark_supported(ctx.server_args, ctx)
+    if verdict.kind != "supported":
+        _conflict(active, verdict)
+        return built
+    ahead = cache_watermark.EvictAhead(active, built.cache, built.guard)
+    active.watermark = ahead.mark
+    return built._replace(ahead=ahead)
+
+
+def _build_ordered(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> Built:
     active.pool_tokens = int(ctx.params.token_to_kv_pool_allocator.size)
     needs = needs_of(active)
     if not needs.index:
@@ -112,7 +131,7 @@ def _stock(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any, reason: 
 
 
 def _conflict(active: ActivePolicy, verdict: Verdict) -> None:
-    """Say that the engine's order stays; SystemExit if the policy says so, or if the server must not start so."""
+    """Say that the engine's own way stays; SystemExit if the policy says so, or if the server must not start so."""
     if refused := refusal(active, verdict):
         raise SystemExit(refused)
     yield_to_engine(active, verdict)

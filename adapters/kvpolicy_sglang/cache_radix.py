@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from .cache_guard import EvictionGuard, LeafFeed
+from .cache_guard import EvictionGuard, LeafFeed, timed
 
 __all__ = ["attach"]
 
@@ -43,7 +43,7 @@ def attach(cache: Any, guard: EvictionGuard) -> None:
             while tokens < demand_tokens:
                 node, fault = guard.pop(is_victim)
                 if node is None:
-                    if fault or not leaves:
+                    if fault or guard.spared or not leaves:
                         return tokens, not fault
                     guard.lost()
                     return tokens, False
@@ -72,4 +72,4 @@ def attach(cache: Any, guard: EvictionGuard) -> None:
             tokens += stock_evict(replace(params, num_tokens=params.num_tokens - tokens)).num_tokens_evicted
         return EvictResult(num_tokens_evicted=tokens)
 
-    cache.evict = functools.wraps(stock_evict)(guard.timed(evict))
+    cache.evict = timed(guard.active, evict)

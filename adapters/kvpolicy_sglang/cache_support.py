@@ -14,7 +14,7 @@ from kvpolicy.runtime.support import Feature, Verdict, decide
 
 from . import cache_unified, probe
 
-__all__ = ["FEATURES", "Needs", "supported"]
+__all__ = ["FEATURES", "Needs", "supported", "watermark_supported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +245,39 @@ def supported(server_args: Any, ctx: Any = None, needs: Needs = Needs()) -> Verd
     if not needs.index:
         return Verdict("supported")
     return decide(FEATURES, _Start(server_args, ctx, needs))
+
+
+#: Rows of the table that watermarks do not go with either. They evict through the cache's own `evict`, whoever orders
+#: it, but count on one pool of free slots that eviction refills.
+NO_WATERMARK = (
+    "prefix cache off",
+    "another prefix cache",
+    "hierarchical cache",
+    "sliding-window attention",
+    "Mamba and linear attention",
+    "streaming sessions",
+    "prefill/decode disaggregation",
+    "external KV stores",
+    "diffusion language models",
+    "the C++ tree",
+    "pages sharded over GPUs",
+)
+_PLAIN_ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
+
+
+def watermark_supported(server_args: Any, ctx: Any = None) -> Verdict:
+    """Whether `allocator.watermark` can work in this configuration; `ctx` as of :func:`supported`."""
+    start = _Start(server_args, ctx, Needs(index=False))
+    for feature in FEATURES:
+        if feature.name in NO_WATERMARK and feature.used(start):
+            return _no_watermark(feature.flag, f"{feature.name} ({feature.flag})")
+    allocator = getattr(start.built("params"), "token_to_kv_pool_allocator", None)
+    of_engine = next((cls.__name__ for cls in type(allocator).__mro__ if cls.__module__.startswith("sglang.")), None)
+    if ctx is not None and of_engine not in _PLAIN_ALLOCATORS:
+        return _no_watermark(str(of_engine), f"the allocator {of_engine}")
+    return Verdict("supported")
+
+
+def _no_watermark(winner: str, what: str) -> Verdict:
+    message = f"the policy's watermarks do not work with {what}: free slots are not one pool that eviction refills"
+    return Verdict("stock", winner, message, "allocator.watermark", "the engine evicts what an allocation lacks")

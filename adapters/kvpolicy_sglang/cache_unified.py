@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from .cache_guard import EvictionGuard, LeafFeed
+from .cache_guard import EvictionGuard, LeafFeed, timed
 
 #: Where a node's session references change.
 _SESSION_CHANGES = ("register_session_leaf", "release_session", "discard_deleted_session_leaf")
@@ -79,7 +79,7 @@ def component_class(guard: EvictionGuard) -> type:
             if node is not None:
                 return node.id
             if not fault:
-                if not core.evictable_device_leaves:
+                if guard.spared or not core.evictable_device_leaves:
                     return None
                 guard.lost()
             # Finish this call in the engine's order.
@@ -133,4 +133,4 @@ def attach(cache: Any, guard: EvictionGuard) -> None:
 
     core.reset = reset
     feed()
-    cache._evict = guard.timed(cache._evict)
+    cache._evict = timed(guard.active, cache._evict)

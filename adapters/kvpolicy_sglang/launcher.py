@@ -116,13 +116,17 @@ def _defaults(server_args_class: type) -> dict[str, Any]:
 
 
 def _refuse_unsupported_cache(active: ActivePolicy, server_args: Any) -> None:
-    """Where the arguments alone tell that the policy's eviction cannot work, end before a model is loaded.
+    """Where the arguments alone tell that eviction or watermarks cannot work, end before a model is loaded.
 
     Under `on_conflict: warn` the scheduler says it, which also knows what only the model tells.
     """
     needs = cache_hooks.needs_of(active)
-    if refused := refusal(active, cache_support.supported(server_args, needs=needs)):
-        raise SystemExit(refused)
+    verdicts = [cache_support.supported(server_args, needs=needs)]
+    if active.compiled.allocator.watermark is not None:
+        verdicts.append(cache_support.watermark_supported(server_args))
+    for verdict in verdicts:
+        if refused := refusal(active, verdict):
+            raise SystemExit(refused)
     if needs.index and needs.time:
         cache_time.install_tokenizer(PENDING.hooks)
         PENDING.hooks.apply_now()

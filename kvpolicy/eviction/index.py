@@ -194,6 +194,10 @@ class EvictionIndex:
             for handle in held:
                 self.add(handle)
 
+    def is_protected(self, handle: Handle) -> bool:
+        """Whether a rule or a tenant's floor holds the unit now: what is evicted ahead of need spares it."""
+        return False
+
     def rule_of(self, handle: Handle) -> str:
         """The rule that protects the unit now, "" for none; of a victim, until it is removed."""
         return ""

@@ -11,7 +11,7 @@ from kvpolicy.eviction.base import Handle, Order, RequestInfo, UnitMeta
 from kvpolicy.eviction.index import EvictionIndex
 from kvpolicy.eviction.partitions import PartitionedOrder
 from kvpolicy.eviction.rules import CompiledRule, RuleBook
-from kvpolicy.eviction.tenants import CompiledTenants, Tenant, TenantTable
+from kvpolicy.eviction.tenants import WITHIN_FLOOR, CompiledTenants, Tenant, TenantTable
 
 __all__ = ["MetadataIndex"]
 
@@ -159,6 +159,12 @@ class MetadataIndex(EvictionIndex):
                 self._rules.expire()
             except Exception as fault:
                 self._fault(fault)
+
+    def is_protected(self, handle: Handle) -> bool:
+        if handle.kvp is None:
+            return False
+        tenant, level = self._place(handle)
+        return level > 0 or tenant.klass == WITHIN_FLOOR
 
     def rule_of(self, handle: Handle) -> str:
         meta = handle.kvp

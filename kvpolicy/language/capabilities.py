@@ -39,7 +39,6 @@ MISSING: tuple[Gap, ...] = (
     ),
     Gap("sglang", "backend.cascade", "SGLang has no cascade attention for shared prefixes", harmless=("off",)),
     Gap("sglang", "allocator.order", "the adapter leaves SGLang's slot allocators as they are"),
-    Gap("sglang", "allocator.watermark", "SGLang evicts exactly what a request lacks"),
     Gap("sglang", "allocator.guard", "the adapter leaves SGLang's slot allocators as they are", harmless=("off",)),
     Gap("sglang", "hints.allow", "requests carry no hints yet", harmless=([],)),
     Gap("sglang", "hints.max_ttl", "requests carry no hints yet"),

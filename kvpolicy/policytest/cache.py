@@ -111,7 +111,7 @@ class SmallCache(Simulator):
         while True:
             seen = len(self.victims)
             try:
-                self._evict(1)
+                self._evict(1, 1)
             except AssertionError as error:
                 raise Violation(str(error) or "a victim that has children") from None
             if len(self.victims) == seen:

@@ -32,7 +32,5 @@ def prepare(result: LoadResult, engine: str) -> tuple[Eviction, Coverage]:
         raise ValueError("a policy with errors cannot be tested; see its diagnostics")
     compiled = compile_policy(result, engine)
     eviction, coverage = observed(result.policy, compiled.eviction)
-    allocator = compiled.allocator
-    return Eviction(
-        compiled.name, eviction.make_index, eviction.needs_metadata, allocator.low, allocator.high
-    ), coverage
+    watermark = compiled.allocator.watermark
+    return Eviction(compiled.name, eviction.make_index, eviction.needs_metadata, watermark), coverage

@@ -43,6 +43,5 @@ def from_result(result: LoadResult, name: str) -> Eviction:
         name,
         compiled.eviction.make_index,
         compiled.eviction.needs_metadata,
-        compiled.allocator.low,
-        compiled.allocator.high,
+        compiled.allocator.watermark,
     )

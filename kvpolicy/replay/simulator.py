@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import cast
 
 from kvpolicy.eviction import EvictionIndex, RequestInfo
+from kvpolicy.eviction.watermark import Watermark
 from kvpolicy.replay.pages import number_of
 from kvpolicy.replay.requests import Request
 from kvpolicy.replay.statistics import RunStatistics
@@ -32,8 +33,7 @@ class Eviction:
     name: str
     make_index: Callable[[int], EvictionIndex]  # pool tokens -> a fresh index
     needs_metadata: bool = True
-    low_watermark: float | None = None  # shares of the pool: free below `low` evicts up to `high`
-    high_watermark: float | None = None
+    watermark: tuple[float, float] | None = None  # shares of the pool: free below the first evicts up to the second
 
 
 class Simulator:
@@ -57,8 +57,9 @@ class Simulator:
         self.index = eviction.make_index(capacity_tokens or _UNBOUNDED_TOKENS)
         self.tree = PrefixTree(GRANULARITIES[granularity], self._was_split)
         self.stats = RunStatistics()
-        self._low = int((eviction.low_watermark or 0) * (self.capacity_pages or 0))
-        self._high = int((eviction.high_watermark or 0) * (self.capacity_pages or 0))
+        self.watermark: Watermark | None = None
+        if eviction.watermark is not None and self.capacity_pages is not None:
+            self.watermark = Watermark.of_pool(*eviction.watermark, self.capacity_pages)
         self._hold_running = hold_running
         self._exact_tokens = exact_tokens
         self._has_hashes = not exact_tokens  # a page names all that comes before it
@@ -141,16 +142,22 @@ class Simulator:
         if self.capacity_pages is None:
             return need
         free = self.capacity_pages - self.tree.pages
-        target = need
-        if self._low and free - need < self._low:
-            target = need + self._high
-        if free < target:
-            free += self._evict(target - free)
-        return free
+        lacking = max(0, need - free)
+        demand = lacking
+        if self.watermark is not None:
+            demand = self.watermark.demand_pages(free, need, self.tree.pages)
+        if not demand:
+            return free
+        evicted = self._evict(demand, lacking)
+        if self.watermark is not None:
+            self.watermark.note(evicted, lacking)
+        return free + evicted
 
-    def _evict(self, pages: int) -> int:
+    def _evict(self, pages: int, needed_pages: int) -> int:
+        """Evict until ``pages`` are freed, beyond ``needed_pages`` only what nothing protects. The pages freed."""
         index, tree, stats, page_tokens = self.index, self.tree, self.stats, self.page_tokens
         pop, follow = cast("Callable[[], Node | None]", index.pop), index.follow
+        is_protected = index.is_protected
         evicted, remove, cut = index.evicted, index.remove, tree.remove
         now_ms = index.clock.now_ms
         idle = stats.idle_at_eviction.add
@@ -159,6 +166,8 @@ class Simulator:
         index.begin()
         victim = pop()
         while victim is not None:
+            if freed >= needed_pages and is_protected(victim):
+                break
             size = victim.pages * page_tokens
             freed += victim.pages
             victims += 1
@@ -179,6 +188,7 @@ class Simulator:
         if last_tokens:
             idle(now_ms - last_ms, last_tokens)
         stats.evict_s += perf_counter() - started
+        stats.evict_calls += 1
         stats.victims += victims
         stats.evicted_tokens += freed * page_tokens
         return freed

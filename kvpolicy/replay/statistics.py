@@ -42,6 +42,7 @@ class RunStatistics:
     hit_tokens: array[int] = field(default_factory=lambda: array("q"))
     evicted_tokens: int = 0
     victims: int = 0
+    evict_calls: int = 0  # times that room was made
     evict_s: float = 0.0  # time inside eviction walks, for the report only
     truncated_tokens: int = 0  # of requests that did not fit
     refused_tokens: int = 0  # not admitted by the policy

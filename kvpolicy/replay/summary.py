@@ -33,6 +33,7 @@ class Row:
     reuse_gap_s: tuple[float | None, float | None] | None = None
     evict_us_per_victim: float | None = None
     victims: int | None = None
+    evict_calls: int | None = None
     fallbacks: int = 0
     evicted_tokens_by_rule: dict[str, int] | None = None
 
@@ -93,6 +94,7 @@ def _run_row(replay: Replay, run: Run, model: ModelCost | None) -> Row:
         reuse_gap_s=(gap.quantile_s(0.5), gap.quantile_s(0.9)),
         evict_us_per_victim=1e6 * stats.evict_s / stats.victims if stats.victims else None,
         victims=stats.victims,
+        evict_calls=stats.evict_calls,
         fallbacks=stats.fallbacks,
         evicted_tokens_by_rule=stats.evicted_by_rule,
     )

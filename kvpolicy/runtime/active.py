@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from kvpolicy.eviction import CompiledEviction
     from kvpolicy.eviction.index import EvictionIndex
+    from kvpolicy.eviction.watermark import Watermark
     from kvpolicy.language import Policy
 
 __all__ = ["ActivePolicy", "Conflict", "Setting", "current", "set_current"]
@@ -72,6 +73,7 @@ class ActivePolicy:
     algorithm: str = ""  # e.g. "lru", "score (stable)", with the engine's tree core, for people
     index: Any = None  # kvpolicy.eviction.EvictionIndex, or None with core "engine"
     pool_tokens: int = 0
+    watermark: Watermark | None = None  # at work; None: the engine evicts what an allocation lacks
     workers: int = 0  # worker processes that proved to have the policy, where an engine asks them
 
     # -- counters kept here because they exist without an index too --

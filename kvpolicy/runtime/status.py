@@ -56,6 +56,18 @@ def block(active: ActivePolicy) -> dict[str, Any]:
         "victim_digest": f"{index.victim_digest:016x}" if index is not None else None,
         "fallbacks": fallbacks(active),
         "last_fault": getattr(counters, "last_fault", "") or None,
+        "watermark": _watermark(active),
+    }
+
+
+def _watermark(active: ActivePolicy) -> dict[str, int] | None:
+    if (mark := active.watermark) is None:
+        return None
+    return {
+        "low_pages": mark.low_pages,
+        "high_pages": mark.high_pages,
+        "batches": mark.batches,
+        "ahead_pages": mark.ahead_pages,
     }
 
 

@@ -1,4 +1,4 @@
-"""Where a policy's eviction works: the shape of each adapter's table, and what happens where it does not.
+"""Where a policy's eviction and watermarks work: the shape of each adapter's table, and what happens where they do not.
 
 An adapter lists its engine's features as rows, asks :func:`decide` with what is about to start, and either ends the
 start with the words of :func:`refusal` or lets the engine's order stay with :func:`yield_to_engine`.
@@ -50,6 +50,8 @@ class Verdict:
     kind: Kind
     winner: str = ""  # the flag or fact that decides
     message: str = ""
+    section: str = "eviction"  # what of the policy it is about
+    instead: str = "the engine's own order stays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Feature(Generic[S]):
 
 
 def decide(features: Iterable[Feature[S]], start: S) -> Verdict:
-    """The first row that is in use and not `supported` decides."""
+    """The first row that is in use and not `supported` decides about the policy's eviction."""
     for feature in features:
         if feature.kind != "supported" and feature.used(start):
             message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}"
@@ -76,19 +78,21 @@ def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
     """Why the server must not start, in words; None: it may."""
     if verdict.kind == "supported" or (verdict.kind == "stock" and active.compiled.on_conflict == "warn"):
         return None
-    ways = "drop the flag or the eviction section"
+    ways = f"drop the flag or the {verdict.section} section"
     if verdict.kind == "stock":
         ways += ", or set `cache: {on_conflict: warn}` to let the engine win"
     return (
         f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
-        f"  conflict: eviction: {verdict.message} (policy: {active.origin('eviction')})\n"
+        f"  conflict: {verdict.section}: {verdict.message} (policy: {active.origin(verdict.section)})\n"
         f"  help: {ways}"
     )
 
 
 def yield_to_engine(active: ActivePolicy, verdict: Verdict) -> None:
-    """Record and say that the engine's own order stays."""
-    origin = active.origin("eviction")
-    message = f"eviction: {verdict.message}; the engine's own order stays (policy: {origin})"
-    active.conflicts.append(Conflict("eviction", "policy", "engine order", verdict.winner, origin, message))
+    """Record and say that the engine's own way stays."""
+    section = verdict.section
+    origin = active.origin(section)
+    message = f"{section}: {verdict.message}; {verdict.instead} (policy: {origin})"
+    effective = "engine order" if section == "eviction" else "engine"
+    active.conflicts.append(Conflict(section, "policy", effective, verdict.winner, origin, message))
     logger.warning("kvpolicy: conflict: %s", message)
