@@ -226,7 +226,6 @@ CONFLICTS = {
     "backend: {cascade: auto}": (1, 11, "KVP601"),
     "backend: {cascade: {min_shared_tokens: 8, min_batch: 2}}": (1, 11, "KVP601"),
     "allocator: {order: fifo}": (1, 13, "KVP601"),
-    "allocator: {watermark: {low: 1%, high: 2%}}": (1, 13, "KVP601"),
     "allocator: {guard: full}": (1, 13, "KVP601"),
     "hints: {allow: [retain]}": (1, 9, "KVP601"),
     "hints: {max_ttl: 5s}": (1, 9, "KVP601"),
@@ -237,6 +236,7 @@ CONFLICTS = {
 HONOURED = [
     "backend: {page_native: false, cascade: off}",
     "allocator: {guard: off}",
+    "allocator: {watermark: {low: 1%, high: 2%}}",
     "hints: {}",
     "hints: {max_priority: 5, allow: []}",
     "cache: {kv_dtype: {default: bf16, layers: {}}}",

@@ -49,7 +49,7 @@ CASES = {
     ),
     "a named tenant has shares of its own only": ("eviction: {tenants: {cap: 10%, named: {gold: {floor: 20%}}}}\n", []),
     "watermarks crossed": (
-        "allocator: {watermark: {low: 5%, high: 2%}}\nengines: {sglang: {allocator: null}}\n",
+        "allocator: {watermark: {low: 5%, high: 2%}}\nengines: {vllm: {allocator: null}}\n",
         [(1, 30, "KVP310")],
     ),
     "preferred page not accepted": ("cache: {page_size: {prefer: 16, accept: [32]}}\n", [(1, 29, "KVP311")]),

@@ -78,8 +78,9 @@ SERVING = topics(
         "withholds evictable room from a request.\n\n"
         "What helps: `check --model --gpu` warns when protection leaves less room than the longest request "
         "(KVP523); the engines' own flags set the reserve for decoding (SGLang: --schedule-conservativeness, "
-        "--max-running-requests). `allocator.watermark` evicts in batches in replay and is not honoured on SGLang "
-        "(KVP601).",
+        "--max-running-requests). On SGLang `allocator.watermark: {low: 2%, high: 5%}` evicts ahead in batches, so "
+        "that a full pool is not walked at every step; who fits is decided as before, from free and evictable room "
+        "together. vLLM has no such place (KVP601).",
     ),
     Topic(
         "why",
