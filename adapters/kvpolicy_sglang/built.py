@@ -1,4 +1,4 @@
-"""What a scheduler really built: page size, KV dtype and attention backend, read off its objects."""
+"""What a scheduler really built: KV pool, page size, KV dtype and attention backend, read off its objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvpolicy.facts.dtypes import canonical
 
 from . import probe
 
-__all__ = ["built_values"]
+__all__ = ["built_pool", "built_values"]
 
 # Backends that one class implements alone, hence recognisable from the object the scheduler built.
 _BACKEND_OF_CLASS = {
@@ -21,6 +21,8 @@ _BACKEND_OF_CLASS = {
     "FlashMLABackend": "flashmla",
     "AiterAttnBackend": "aiter",
 }
+# Pools inside a pool: of the full-attention layers, and of those with a sliding window.
+_PARTS = ("full_kv_pool", "swa_kv_pool")
 # KV formats that share a torch dtype with another: only the engine's own name tells them apart.
 _NAMED_FORMATS = {"mxfp8", "nvfp4", "fp4_mx_block16"}
 
@@ -31,13 +33,33 @@ def built_values(scheduler: Any) -> dict[str, Any]:
     runner = scheduler.tp_worker.model_runner
     found: dict[str, Any] = {"page_size": int(allocator.page_size)}
 
-    named = probe.resolved(scheduler.server_args, "kv_cache_dtype")
-    dtype = getattr(allocator.get_kvcache(), "dtype", None)
-    if named in _NAMED_FORMATS:
-        found["kv_cache_dtype"] = named
-    elif dtype is not None:
-        found["kv_cache_dtype"] = canonical(str(dtype))
+    if dtype := _kv_dtype(scheduler, allocator.get_kvcache()):
+        found["kv_cache_dtype"] = dtype
 
     if backend := _BACKEND_OF_CLASS.get(type(getattr(runner, "attn_backend", None)).__name__):
         found["attention_backend"] = backend
     return found
+
+
+def built_pool(scheduler: Any) -> dict[str, Any]:
+    """The KV pool in use, for the status: `class`, `parts` (class by attribute), `dtype`, `page_size`, `allocator`."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    pool = allocator.get_kvcache()
+    parts = {name: type(part).__name__ for name in _PARTS if (part := getattr(pool, name, None)) is not None}
+    return {
+        "class": type(pool).__name__,
+        "parts": parts,
+        "dtype": _kv_dtype(scheduler, pool),
+        "page_size": int(allocator.page_size),
+        "allocator": type(allocator).__name__,
+    }
+
+
+def _kv_dtype(scheduler: Any, pool: Any) -> str | None:
+    """In the policy's words; None where the pool does not say."""
+    named = probe.resolved(scheduler.server_args, "kv_cache_dtype")
+    if named in _NAMED_FORMATS:
+        return str(named)
+    parts = (pool, *(getattr(pool, name, None) for name in _PARTS))
+    dtype = next((found for part in parts if (found := getattr(part, "dtype", None)) is not None), None)
+    return None if dtype is None else canonical(str(dtype))

@@ -73,6 +73,7 @@ class _Child:
             self.hooks.verify()
             original(scheduler, server_args, *args, **kwargs)
             resolution.compare_built(active, built.built_values(scheduler))
+            active.kv_pool = built.built_pool(scheduler)
         except SystemExit as error:
             handshake.report_failure(self.carried.handshake_dir, str(error))
             raise

@@ -14,6 +14,7 @@ from kvpolicy.facts.figures import report_figures
 from kvpolicy.facts.findings import Deployment, Findings, Locate, nowhere
 from kvpolicy.facts.gpus import parse_gpu, parse_memory_bytes
 from kvpolicy.facts.model import load_model
+from kvpolicy.facts.sglang_pools import report_pool
 from kvpolicy.language import Diagnostic, Policy
 
 __all__ = ["DEFAULT_LENGTH_TOKENS", "deployment", "report", "report_on"]
@@ -57,6 +58,8 @@ def report_on(policy: Policy, where: Deployment, *, locate: Locate = nowhere) ->
         outcome = report_effective(findings, where, where.target)
     if where.target is not None and where.model is not None:
         report_cache_kind(findings, where.target.name, where.model)
+        if where.target.name == "sglang":
+            report_pool(findings, where.target, where.model, outcome.kv_dtype if outcome else "auto")
     if where.model is not None and (outcome is None or not outcome.refusals):
         report_figures(findings, where, where.model, outcome)
     return findings.items

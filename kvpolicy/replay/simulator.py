@@ -80,7 +80,7 @@ class Simulator:
         path, matched = tree.descend(root, pages, 0, reusable)
         held = path[-1] if path else root
         self._lock(held)
-        room = self._make_room(self._prefill_pages(request, len(full), matched))
+        room = self._make_prefill_room(request, len(full), matched)
         self._count_reuse(path, now_ms)
         if self._metadata:
             self._freshen(path)  # before rules weigh it against the other members of a budget
@@ -98,7 +98,7 @@ class Simulator:
             stats.refused_tokens += (len(full) - matched) * page_tokens
         held = self._hold(held, path)
         if self._exact_tokens and request.output_tokens:
-            room = self._make_room(private + self._decode_pages(request))
+            room = self._make_room_by_steps(private, request)
         if at == len(pages) < len(full):
             self._cache(root, path, full, at, len(full), room, request, is_output=True)
             held = self._hold(held, path)
@@ -120,22 +120,35 @@ class Simulator:
 
     # -- room --
 
-    def _prefill_pages(self, request: Request, full_pages: int, matched: int) -> int:
-        """Pages that must be free before the prompt can run: of hash rows, all that the request leaves behind.
+    def _make_prefill_room(self, request: Request, full_pages: int, matched: int) -> int:
+        """Make the room that must be free before the prompt can run: of hash rows, for all the request leaves behind.
 
         Of real tokens, what SGLang asks for (mem_cache/allocation.py): the tokens to compute, one page more where pages
         hold several, and the first decode step, which the overlap scheduler prepares before it sees the prefill's end.
         """
         if not self._exact_tokens:
-            return full_pages - matched
+            return self._make_room(full_pages - matched)
         page = self.page_tokens
         new = request.input_tokens - matched * page
-        return new + (request.output_tokens > 0) if page == 1 else -(-new // page) + 1
+        if page > 1:
+            return self._make_room(-(-new // page) + 1)
+        room = self._make_room(new)
+        return self._make_room(new + 1) if request.output_tokens else room
 
-    def _decode_pages(self, request: Request) -> int:
-        """Pages that must be free beside the cached prompt until the last decode step, the one prepared ahead too."""
-        page = self.page_tokens
-        return -(-(request.input_tokens + request.output_tokens - 1) // page) - request.input_tokens // page + 1
+    def _make_room_by_steps(self, private: int, request: Request) -> int:
+        """Make the room that must be free beside the cached prompt and ``private`` pages, decode step by decode step,
+        the step prepared ahead too."""
+        page, tokens = self.page_tokens, request.input_tokens
+        cached = tokens // page
+        need = private - (-tokens // page) - cached + 1
+        last = private - (-(tokens + request.output_tokens - 1) // page) - cached + 1
+        if self.watermark is None:
+            return self._make_room(last)
+        room = self._make_room(need)
+        while need < last:
+            need = min(last, max(need, room - self.watermark.low_pages) + 1)  # the steps in between leave `low` free
+            room = self._make_room(need)
+        return room
 
     def _make_room(self, need: int) -> int:
         """Evict until ``need`` pages are free, or as many as can be; the free pages."""

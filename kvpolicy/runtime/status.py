@@ -38,6 +38,7 @@ def start_facts(active: ActivePolicy) -> dict[str, Any]:
         "core_reason": active.core_reason,
         "algorithm": active.algorithm,
         "pool_tokens": active.pool_tokens,
+        "kv_pool": active.kv_pool,
         "conflicts": [conflict.message for conflict in active.conflicts],
     }
 

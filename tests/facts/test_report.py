@@ -50,7 +50,7 @@ def test_the_whole_block_for_a_plain_deployment(config: Any) -> None:
         gpu="h200",
         memory="60GiB",
     )
-    assert [item.code for item in items] == ["KVP501", "KVP502", "KVP503", "KVP504", "KVP505", "KVP506"]
+    assert [item.code for item in items] == ["KVP501", "KVP502", "KVP503", "KVP508", "KVP504", "KVP505", "KVP506"]
     assert {item.severity for item in items} == {"info"}
     assert found(items, "KVP504").data == {
         "model": "llama-3.1-8b",

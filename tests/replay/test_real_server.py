@@ -1,12 +1,13 @@
-"""Replay against a real SGLang: the same requests, one by one, through a stock server and through the simulator.
+"""Replay against a real SGLang: the same requests, one by one, through a server and through the simulator.
 
-Stock LRU, no policy. The pool holds a few prompts only, so that most of what is asked for was evicted meanwhile. Every
-request's cached tokens must be equal, token for token.
+Stock LRU without a policy, and with watermarks alone. The pool holds a few prompts only, so that most of what is asked
+for was evicted meanwhile. Every request's cached tokens must be equal, token for token.
 """
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,16 @@ from kvpolicy.replay.pages import Pager
 from kvpolicy.replay.policies import from_result, load
 from kvpolicy.replay.requests import Request
 from kvpolicy.replay.simulator import Simulator
+from tools.server import Server
 
 POOL_TOKENS = 1024
+#: Marks that a request's tokens cross often.
+WATERMARKED = """\
+apiVersion: kvpolicy/v1
+kind: KVPolicy
+metadata: {name: watermarked}
+allocator: {watermark: {low: 4%, high: 12%}}
+"""
 
 
 def prompts(count: int, seed: int) -> list[tuple[list[int], int]]:
@@ -59,23 +68,48 @@ def test_lru_hits_what_a_real_server_hits(
     server, version: str, page: int, flags: tuple[str, ...], cached_output: slice
 ) -> None:
     simulator = Simulator(from_result(load("lru"), "lru"), POOL_TOKENS, page, "node", exact_tokens=True)
+    with server(version, "--page-size", str(page), *flags, max_total_tokens=POOL_TOKENS) as running:
+        compare(running, simulator, cached_output)
+    assert simulator.stats.evicted_tokens > 3 * POOL_TOKENS, "the case is no test of eviction"
+
+
+@pytest.mark.engine
+@pytest.mark.server
+@pytest.mark.parametrize(("version", "page"), [("0.5.18", 1), ("0.5.20", 1), ("0.5.23", 16)])
+def test_watermarks_mean_the_same_in_a_real_server(server, tmp_path: Path, version: str, page: int) -> None:
+    policy = tmp_path / "watermarked.yaml"
+    policy.write_text(WATERMARKED)
+    simulator = Simulator(from_result(load(str(policy)), "marks"), POOL_TOKENS, page, "node", exact_tokens=True)
+    flags = ("--page-size", str(page), "--attention-backend", "torch_native", "--disable-overlap-schedule")
+    with server(version, *flags, policy=policy, max_total_tokens=POOL_TOKENS) as running:
+        compare(running, simulator, slice(-1))
+        status = running.status()
+    mark = simulator.watermark
+    assert mark is not None
+    assert mark.batches > 20
+    assert (status["watermark"]["batches"], status["watermark"]["ahead_pages"]) == (mark.batches, mark.ahead_pages)
+    assert status["evict_calls"] == simulator.stats.evict_calls
+    assert status["fallbacks"] == {}
+
+
+def compare(running: Server, simulator: Simulator, cached_output: slice) -> None:
+    """Request by request, the server's cached tokens are the simulator's."""
+    page = simulator.page_tokens
     pager = Pager(1, page)
     differences = []
     hits = 0
-    with server(version, "--page-size", str(page), *flags, max_total_tokens=POOL_TOKENS) as running:
-        running.flush_cache()
-        for at, (prompt, out) in enumerate(prompts(160, seed=page)):
-            answer = running.generate(prompt, max_new_tokens=out)
-            output = answer["output_ids"]
-            assert len(output) == out
-            whole = [*prompt, *output[cached_output]]
-            request = Request(at, len(prompt), len(output), prompt, whole)
-            pages, full = pager.pages(prompt, len(prompt)), pager.pages(whole, len(whole))
-            simulated = simulator.request(request, pages, pager.reusable(len(pages), len(prompt)), full)
-            cached = answer["meta_info"]["cached_tokens"]
-            hits += cached
-            if simulated != cached:
-                differences.append((at, len(prompt), out, cached, simulated))
+    running.flush_cache()
+    for at, (prompt, out) in enumerate(prompts(160, seed=page)):
+        answer = running.generate(prompt, max_new_tokens=out)
+        output = answer["output_ids"]
+        assert len(output) == out
+        whole = [*prompt, *output[cached_output]]
+        request = Request(at, len(prompt), len(output), prompt, whole)
+        pages, full = pager.pages(prompt, len(prompt)), pager.pages(whole, len(whole))
+        simulated = simulator.request(request, pages, pager.reusable(len(pages), len(prompt)), full)
+        cached = answer["meta_info"]["cached_tokens"]
+        hits += cached
+        if simulated != cached:
+            differences.append((at, len(prompt), out, cached, simulated))
     assert not differences, f"(request, prompt, output, cached by the server, simulated): {differences[:10]}"
     assert hits > 1000, "the case is no test of hits"
-    assert simulator.stats.evicted_tokens > 3 * POOL_TOKENS, "the case is no test of eviction"

@@ -214,6 +214,38 @@ def test_watermarks_evict_in_one_batch() -> None:
     serve(sim, "ij")
     assert resident(sim) == {"gh", "ij"}
     assert sim.stats.victims == 3
+    assert sim.stats.evict_calls == 1
+
+
+def test_a_low_mark_of_nothing_batches_and_keeps_no_reserve() -> None:
+    batch = policy_text("eviction: {policy: lru}\nallocator: {watermark: {low: 0%, high: 50%}}\n")
+    sim = Simulator(batch, 10, 1)
+    for prompt in ("ab", "cd", "ef", "gh", "ij"):
+        serve(sim, prompt)
+    assert sim.stats.evict_calls == 0
+    serve(sim, "kl")
+    assert resident(sim) == {"ij", "kl"}
+    assert sim.stats.evict_calls == 1
+
+
+RULE = "eviction:\n  policy: lru\n  rules: [{name: kept, match: hits >= 1, retain: {weight: 2, budget: 90%}}]\n"
+FLOOR = "eviction:\n  policy: lru\n  tenants: {by: cache_salt, floor: 90%, max_floors: 1}\n"
+
+
+@pytest.mark.parametrize(
+    ("eviction", "left"),
+    [(RULE, {"ab", "cd", "ef", "xyz"}), (FLOOR, {"cd", "ef", "gh", "xyz"})],
+    ids=["a rule", "a tenant's floor"],
+)
+def test_what_is_protected_goes_for_a_need_and_never_ahead_of_it(eviction: str, left: set[str]) -> None:
+    """The marks ask for all there is; one page is needed. With a floor, all units are protected and the oldest goes."""
+    sim = Simulator(policy_text(eviction + "allocator: {watermark: {low: 10%, high: 90%}}\n"), 10, 1)
+    for prompt in ("ab", "ab", "cd", "cd", "ef", "ef", "gh"):
+        serve(sim, prompt)
+    serve(sim, "xyz")
+    assert resident(sim) == left
+    serve(sim, "0123456789")
+    assert resident(sim) == {"0123456789"}, "the need comes first"
 
 
 @settings(max_examples=80, deadline=None)

@@ -81,6 +81,14 @@ FACTS = codes(
         good="backend: {attention: triton}\ncache: {page_size: 1}\n",
         args=_H200,
     ),
+    _fact(
+        "KVP508",
+        "KV pool class of the engine",
+        "Which of SGLang's pool classes holds this model's KV, and what a policy does to it: `configured` (the engine "
+        "makes it with the policy's page size and dtype), `substituted` (a subclass of ours takes its place) or `left "
+        "alone`, with the reason. docs/pools.md has the table, read from the engine's sources.",
+        args=(*_SGLANG, "--model", "config.json"),
+    ),
     Code(
         "KVP511",
         "the engine overrides the policy",
