@@ -53,7 +53,16 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
             digest.set(metrics.digest_value(active.index.victim_digest))
         grow(faults, status.fallbacks(active))
 
-    active.on_evict = update
+    gauges = {
+        key: make(Gauge, metric, multiprocess_mode="mostrecent").labels(*values)
+        for key, metric in metrics.FRAGMENTATION.items()
+    }
+
+    def measured(figures: Mapping[str, Any]) -> None:
+        for key, gauge in gauges.items():
+            gauge.set(figures[key] or 0)
+
+    active.on_evict, active.on_measure = update, measured
 
 
 def start_for(active: ActivePolicy, scheduler: Any) -> None:

@@ -16,7 +16,7 @@ from kvpolicy.runtime import carry, flags, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, set_current
 from kvpolicy.runtime.loading import activate
 
-from . import built, metrics, probe, resolution
+from . import built, fragmentation, metrics, probe, resolution
 from .hooks import HookSet
 
 __all__ = ["register"]
@@ -106,14 +106,27 @@ class _Child:
         except Exception:
             self.active.note_fallback("metrics", "no kvpolicy metrics: starting them raised")
 
-    def _state(self, result: Any, _scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _state(self, result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
         """After `Scheduler.get_internal_state`: add our block. A failure is said in the block, not raised."""
         assert self.active is not None
         try:
             block = status.block(self.active)
         except Exception as error:
             block = {"error": f"{type(error).__name__}: {error}"}
+        block["fragmentation"] = self._fragmentation(scheduler)
         try:
             result.internal_state["kvpolicy"] = block
         except Exception:
             self.active.note_fallback("status", "the server's state shows no policy")
+
+    def _fragmentation(self, scheduler: Any) -> dict[str, Any] | None:
+        """None, counted, where it could not be measured."""
+        assert self.active is not None
+        try:
+            figures = fragmentation.measure(scheduler)
+            if self.active.on_measure is not None:
+                self.active.on_measure(figures)
+        except Exception:
+            self.active.note_fallback("fragmentation", "the runs of slots could not be counted")
+            return None
+        return figures

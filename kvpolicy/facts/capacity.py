@@ -13,12 +13,15 @@ __all__ = [
     "estimate_pool_bytes",
     "granularity",
     "index_entries",
+    "index_entry_bytes",
     "mem_fraction_static",
     "pool_tokens",
 ]
 
 # Backends that read one index a token whatever the page size (the rest read one a page).
 _TOKEN_INDEXED = frozenset({"flashinfer", "triton", "torch_native", "flex_attention", "intel_amx"})
+# Bytes of one entry, int32 unless said otherwise: triton_backend.py builds its kv_indices in int64.
+_ENTRY_BYTES = {"triton": 8}
 _MIB = 1 << 20
 # memory_hook.py handle_gpu_memory_settings: decode CUDA graph batch limit by device memory in MiB.
 _GRAPH_BATCH_BY_MEMORY = ((20 * 1024, 8, 8), (35 * 1024, 48, 160), (60 * 1024, 32, 160), (160 * 1024, 256, 512))
@@ -43,6 +46,11 @@ def pool_tokens(size_bytes: int, cell: KvBytes, page_size: int) -> int:
 def index_entries(length_tokens: int, page_size: int, attention: str) -> int:
     """Entries a request of this length puts into the backend's index table."""
     return length_tokens if attention in _TOKEN_INDEXED else -(-length_tokens // page_size)
+
+
+def index_entry_bytes(attention: str) -> int:
+    """Bytes of one entry of the backend's index table."""
+    return _ENTRY_BYTES.get(attention, 4)
 
 
 def granularity(page_size: int) -> Granularity:

@@ -114,20 +114,31 @@ def _pool(
 
 
 def _granularity(findings: Findings, where: Deployment, page: int, outcome: Outcome | None) -> None:
+    attention = outcome.decode_attention if outcome else ""
+    rows = [asdict(capacity.granularity(size)) for size in sorted({page, *_PAGES_SHOWN})]
     if _is_vllm(where):  # block tables on every backend, in kernel blocks
         entries = -(-where.length_tokens // (outcome.kernel_page or page if outcome else page))
+        entry_bytes = 4  # int32, v1/worker/block_table.py
     else:
-        entries = capacity.index_entries(where.length_tokens, page, outcome.decode_attention if outcome else "")
-    rows = [asdict(capacity.granularity(size)) for size in sorted({page, *_PAGES_SHOWN})]
+        entries = capacity.index_entries(where.length_tokens, page, attention)
+        entry_bytes = capacity.index_entry_bytes(attention)
+        for row in rows:
+            row["index_bytes"] = entry_bytes * capacity.index_entries(where.length_tokens, row["page_size"], attention)
     losses = ", ".join(f"{row['expected_lost_tokens']:g} at {row['page_size']}" for row in rows)
     per = "token" if entries == where.length_tokens else "page"
     if outcome and outcome.kernel_page not in (None, page):
         per = f"kernel block of {outcome.kernel_page}"
     message = (
-        f"page {page}: {entries:,} index entries for {where.length_tokens:,} tokens (one a {per}); shortest shared "
-        f"prefix {page}; expected tokens lost a hit by page size: {losses}"
+        f"page {page}: {entries:,} index entries ({entries * entry_bytes:,} bytes) for {where.length_tokens:,} tokens "
+        f"(one a {per}); shortest shared prefix {page}; expected tokens lost a hit by page size: {losses}"
     )
-    data = {"page_size": page, "length_tokens": where.length_tokens, "index_entries": entries, "granularity": rows}
+    data = {
+        "page_size": page,
+        "length_tokens": where.length_tokens,
+        "index_entries": entries,
+        "index_bytes": entries * entry_bytes,
+        "granularity": rows,
+    }
     findings.info("KVP506", "cache.page_size", message, data)
 
 

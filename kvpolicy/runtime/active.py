@@ -83,6 +83,8 @@ class ActivePolicy:
     evict_seconds: float = 0.0
     #: Called as `(active, seconds)` after each eviction call; set by the metrics side when metrics are on.
     on_evict: Callable[[ActivePolicy, float], None] | None = None
+    #: Called with the figures of fragmentation whenever a status was asked for; set by the metrics side.
+    on_measure: Callable[[dict[str, Any]], None] | None = None
 
     def origin(self, path: str) -> str:
         """file:line of one value of the policy, or of the policy as a whole."""

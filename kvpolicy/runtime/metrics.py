@@ -12,6 +12,7 @@ __all__ = [
     "EVICTIONS",
     "EVICT_SECONDS",
     "FALLBACKS",
+    "FRAGMENTATION",
     "INFO",
     "LABELS",
     "SECONDS_BUCKETS",
@@ -41,6 +42,13 @@ VICTIM_DIGEST = Metric(
     "kvpolicy_victim_digest",
     "Low 48 bits of the running hash over all victims: equal on all tensor-parallel ranks of a replica.",
 )
+#: By the status's key; as of the last time a status was asked for: nothing is measured in a step.
+FRAGMENTATION = {
+    "free_runs": Metric("kvpolicy_free_runs", "Contiguous runs of free pages, as of the last status."),
+    "longest_free_run_pages": Metric("kvpolicy_longest_free_run_pages", "Pages in the longest one of them."),
+    "runs_per_request": Metric("kvpolicy_runs_per_request", "Contiguous runs of a running request's slots, mean."),
+    "index_entries": Metric("kvpolicy_index_entries", "Entries of running requests in the attention index table."),
+}
 
 #: Upper bounds in seconds. An eviction call takes from tens of microseconds (an index) to a good tenth of a second (a
 #: heap over 100k leaves).
