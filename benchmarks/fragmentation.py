@@ -49,10 +49,11 @@ def churn(page: int, pool: int, requests: int, batch: int) -> dict[str, Any]:
             request[2] -= 1
         if fresh is None and turned > pool // 4:
             fresh = [runs_in_order(torch.cat(request[0])) for request in running]
-        for request in [request for request in running if request[2] <= 0]:
-            allocator.free(torch.cat(request[0]))
-            running.remove(request)
-            ended += 1
+        for request in running:
+            if request[2] <= 0:
+                allocator.free(torch.cat(request[0]))
+                ended += 1
+        running = [request for request in running if request[2] > 0]
     runs = [runs_in_order(torch.cat(request[0])) for request in running]
     tokens = [sum(map(len, request[0])) for request in running]
     free = allocator.free_pages

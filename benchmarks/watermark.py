@@ -66,7 +66,7 @@ def main() -> None:
     args = parser.parse_args()
     print_machine()
     marks = [tuple(float(share) / 100 for share in pair.split("-")) for pair in args.marks.split(",")]
-    print(f"{'leaves':>7} {'order':>6} {'marks':>8} {'calls':>6} {'tokens a call':>14} {'us a step':>10} {'of stock':>9}")
+    print(" leaves  order    marks  calls  tokens a call  us a step  of stock")
     for leaves in map(int, args.leaves.split(",")):
         sides = {(policy, mark): Side(policy, mark, leaves) for policy in ("stock", "lru") for mark in (None, *marks)}
         for _ in range(ROUNDS):
@@ -78,7 +78,8 @@ def main() -> None:
             mean = statistics.fmean(side.spent)
             name = "none" if mark is None else "-".join(f"{share * 100:g}" for share in mark) + "%"
             each = side.tokens / max(1, side.calls)
-            print(f"{leaves:7} {policy:>6} {name:>8} {side.calls:6} {each:14.0f} {mean * 1e6:10.1f} {mean / stock:9.2f}")
+            counts = f"{leaves:7} {policy:>6} {name:>8} {side.calls:6} {each:14.0f}"
+            print(f"{counts} {mean * 1e6:10.1f} {mean / stock:9.2f}", flush=True)
 
 
 if __name__ == "__main__":
