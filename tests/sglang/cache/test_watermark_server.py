@@ -21,7 +21,7 @@ allocator: {{watermark: {{low: {low}, high: {high}}}}}
 
 
 def test_marks_alone_save_calls_and_change_no_output(server: StartServer, tmp_path: Path) -> None:
-    """The engine's default core (on 0.5.23 the Rust one) keeps its order; marks of nothing are exact shortfall, counted."""
+    """The engine keeps its default core, the Rust one here; marks of nothing are exact shortfall, counted."""
     rng = random.Random(1)
     prompts = [[rng.randrange(3, 250) for _ in range(60)] for _ in range(50)]
 
