@@ -7,9 +7,12 @@ evicts both writes and answers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .active import ActivePolicy
+
+if TYPE_CHECKING:
+    from kvpolicy.eviction.watermark import Watermark
 
 __all__ = ["block", "by_rule", "fallbacks", "line", "start_facts"]
 
@@ -38,7 +41,7 @@ def start_facts(active: ActivePolicy) -> dict[str, Any]:
         "core_reason": active.core_reason,
         "algorithm": active.algorithm,
         "pool_tokens": active.pool_tokens,
-        "kv_pool": active.kv_pool,
+        **({"kv_pool": active.kv_pool} if active.kv_pool else {}),
         "conflicts": [conflict.message for conflict in active.conflicts],
     }
 
@@ -57,13 +60,11 @@ def block(active: ActivePolicy) -> dict[str, Any]:
         "victim_digest": f"{index.victim_digest:016x}" if index is not None else None,
         "fallbacks": fallbacks(active),
         "last_fault": getattr(counters, "last_fault", "") or None,
-        "watermark": _watermark(active),
+        **({"watermark": _watermark(active.watermark)} if active.watermark is not None else {}),
     }
 
 
-def _watermark(active: ActivePolicy) -> dict[str, int] | None:
-    if (mark := active.watermark) is None:
-        return None
+def _watermark(mark: Watermark) -> dict[str, int]:
     return {
         "low_pages": mark.low_pages,
         "high_pages": mark.high_pages,
@@ -77,9 +78,12 @@ def line(active: ActivePolicy) -> str:
     settings = ", ".join(
         f"{known.flag.removeprefix('--')} {known.requested} -> {known.effective}" for known in active.settings.values()
     )
+    mark = active.watermark
+    built = f"; KV pool {active.kv_pool['class']}" if active.kv_pool else ""
+    built += f"; below {mark.low_pages} free pages evicts up to {mark.high_pages}" if mark is not None else ""
     return (
         f"kvpolicy: policy {active.name}, digest {active.digest[:12]}, core {active.core} ({active.core_reason})"
-        f"{f', {active.algorithm}' if active.algorithm else ''}{f'; {settings}' if settings else ''}"
+        f"{f', {active.algorithm}' if active.algorithm else ''}{f'; {settings}' if settings else ''}{built}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a policy's eviction and watermarks work: the shape of each adapter's table, and what happens where they do not.
+"""Where a section of a policy works: the shape of each adapter's tables, and what happens where it does not.
 
 An adapter lists its engine's features as rows, asks :func:`decide` with what is about to start, and either ends the
 start with the words of :func:`refusal` or lets the engine's order stay with :func:`yield_to_engine`.
@@ -44,13 +44,13 @@ def require_supported(engine: str, label: str, version: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`supported`: our index decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not
+    """`supported`: the policy decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not
     start."""
 
     kind: Kind
     winner: str = ""  # the flag or fact that decides
     message: str = ""
-    section: str = "eviction"  # what of the policy it is about
+    section: str = "eviction"  # of the policy
     instead: str = "the engine's own order stays"
 
 
@@ -65,13 +65,13 @@ class Feature(Generic[S]):
     used: Callable[[S], bool]
 
 
-def decide(features: Iterable[Feature[S]], start: S) -> Verdict:
-    """The first row that is in use and not `supported` decides about the policy's eviction."""
+def decide(features: Iterable[Feature[S]], start: S, section: str = "eviction") -> Verdict:
+    """The first row that is in use and not `supported` decides."""
     for feature in features:
         if feature.kind != "supported" and feature.used(start):
-            message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}"
-            return Verdict(feature.kind, feature.flag, message)
-    return Verdict("supported")
+            message = f"the policy's {section} does not work with {feature.name} ({feature.flag}): {feature.reason}"
+            return Verdict(feature.kind, feature.flag, message, section)
+    return Verdict("supported", section=section)
 
 
 def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
@@ -89,10 +89,9 @@ def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
 
 
 def yield_to_engine(active: ActivePolicy, verdict: Verdict) -> None:
-    """Record and say that the engine's own way stays."""
+    """Record and say that the engine's own order stays."""
     section = verdict.section
     origin = active.origin(section)
     message = f"{section}: {verdict.message}; {verdict.instead} (policy: {origin})"
-    effective = "engine order" if section == "eviction" else "engine"
-    active.conflicts.append(Conflict(section, "policy", effective, verdict.winner, origin, message))
+    active.conflicts.append(Conflict(section, "policy", "engine order", verdict.winner, origin, message))
     logger.warning("kvpolicy: conflict: %s", message)

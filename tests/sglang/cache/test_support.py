@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvpolicy_sglang.cache_support import FEATURES, Needs, supported
+from kvpolicy_sglang.cache_support import FEATURES, NO_WATERMARK, Needs, supported, watermark_supported
 
 from kvpolicy.runtime.support import refusal
 from tests.inside.activation import activate
@@ -134,6 +134,50 @@ def test_a_policy_that_leaves_eviction_alone_conflicts_with_nothing() -> None:
         supported(SimpleNamespace(**{**PLAIN, "disable_radix_cache": True}), None, Needs(index=False)).kind
         == "supported"
     )
+
+
+class TokenToKVPoolAllocator:
+    """Stands for the engine's class of that name and module, which is how a plain pool is recognised."""
+
+    __module__ = "sglang.srt.mem_cache.allocator.token"
+
+
+class OfAPlugin(TokenToKVPoolAllocator):
+    """A subclass that another module makes of it keeps its pool."""
+
+
+def of(allocator: object, **facts: Any) -> SimpleNamespace:
+    return context(params=SimpleNamespace(token_to_kv_pool_allocator=allocator), **facts)
+
+
+@pytest.mark.parametrize(("name", "flags", "facts", "kind"), CASES)
+def test_watermarks_go_with_what_has_one_pool(
+    name: str, flags: dict[str, Any], facts: dict[str, Any], kind: str
+) -> None:
+    ctx = context(**facts) if "params" in facts else of(TokenToKVPoolAllocator(), **facts)
+    if name == "another plugin's cache component":
+        ctx.params.token_to_kv_pool_allocator = TokenToKVPoolAllocator()
+    verdict = watermark_supported(SimpleNamespace(**{**PLAIN, **flags}), ctx)
+    assert (verdict.kind == "stock") == (name in NO_WATERMARK)
+    assert verdict.kind == "supported" or (verdict.section == "allocator.watermark" and name in verdict.message)
+    assert {*NO_WATERMARK} <= {feature.name for feature in FEATURES if feature.kind == "stock"}
+
+
+def test_watermarks_need_an_allocator_of_one_pool() -> None:
+    plain = SimpleNamespace(**PLAIN)
+    assert watermark_supported(plain).kind == "supported", "a launcher knows none yet"
+    assert watermark_supported(plain, of(OfAPlugin())).kind == "supported"
+    other = type("SWATokenToKVPoolAllocator", (), {"__module__": "sglang.srt.mem_cache.allocator.swa"})
+    verdict = watermark_supported(plain, of(other()))
+    assert (verdict.kind, verdict.winner) == ("stock", "SWATokenToKVPoolAllocator")
+    said = refusal(activate("sglang", None, allocator={"watermark": {"low": "1%", "high": "2%"}}), verdict)
+    assert said is not None
+    assert "conflict: allocator.watermark: the policy's watermarks do not work with" in said
+
+
+def test_the_documentation_lists_what_watermarks_do_not_go_with() -> None:
+    listed = " ".join(DOCS.read_text().split("It does not go with: ")[1].split(". There")[0].split()).split(", ")
+    assert listed == [*NO_WATERMARK]
 
 
 def table() -> str:
