@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import FreeList, Fragmentation, fragmentation_of
+from .base import Fragmentation, FreeList, fragmentation_of
 
 __all__ = ["AddressList", "not_free_yet"]
 

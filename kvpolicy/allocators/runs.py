@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .address import not_free_yet
-from .base import FIRST_UNIT, FreeList, Fragmentation
+from .base import FIRST_UNIT, Fragmentation, FreeList
 
 __all__ = ["RunsList"]
 
