@@ -51,9 +51,10 @@ class _Child:
             set_current(active)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.__init__", self._build, HookType.AROUND)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.get_internal_state", self._state, HookType.AFTER)
-            from . import cache_hooks
+            from . import allocator_hooks, cache_hooks
 
             cache_hooks.install(active, self.hooks)
+            allocator_hooks.install(active, self.hooks)
         except Exception as error:
             message = f"kvpolicy: in a scheduler: {type(error).__name__}: {error}"
             handshake.report_failure(self.carried.handshake_dir, message)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import Fragmentation, FreeList, fragmentation_of
+from .base import FIRST_UNIT, Fragmentation, FreeList, fragmentation_of
 
 __all__ = ["AddressList", "not_free_yet"]
 
@@ -24,9 +24,10 @@ class AddressList(FreeList):
 
     def replace(self, ids: torch.Tensor) -> None:
         num_blocks = (self.num_units >> _SHIFT) + 1
-        self._is_free = np.zeros(num_blocks << _SHIFT, dtype=np.bool_)
-        self._is_free[ids.numpy()] = True
-        self._counts = self._is_free.reshape(num_blocks, _BLOCK).sum(axis=1, dtype=np.int64)
+        padded = np.zeros(num_blocks << _SHIFT, dtype=np.bool_)
+        self._is_free = padded[: self.num_units + FIRST_UNIT]
+        self._is_free[not_free_yet(ids.numpy(), self._is_free)] = True
+        self._counts = padded.reshape(num_blocks, _BLOCK).sum(axis=1, dtype=np.int64)
         self._lowest = 0  # no block below holds a free unit
         self.available = int(self._counts.sum())
 
@@ -63,8 +64,12 @@ class AddressList(FreeList):
 
 
 def not_free_yet(ids: np.ndarray[Any, Any], is_free: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """`ids` that are not free, ascending and each once: a unit given back twice must not be counted twice."""
+    """Those of `ids` that exist and are not free, ascending and each once: the list must hold no id twice."""
+    if not ids.size:
+        return ids
     if ids.size > 1 and not (ids[1:] > ids[:-1]).all():
         ids = np.unique(ids)
+    if ids[0] < FIRST_UNIT or ids[-1] >= is_free.size:
+        ids = ids[(ids >= FIRST_UNIT) & (ids < is_free.size)]
     known = is_free[ids]
     return ids[~known] if known.any() else ids

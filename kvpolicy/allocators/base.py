@@ -31,6 +31,8 @@ class FreeList(ABC):
     """The free units of one pool, in an order of its own."""
 
     order: ClassVar[str]  # the policy's word for it
+    is_queue: ClassVar[bool] = False  # ids keep the order in which they came back; others are placed by their value
+    follows_requests: ClassVar[bool] = False  # whether `take_after` looks at its `last`
 
     def __init__(self, num_units: int, device: torch.device | str) -> None:
         """All of `num_units` are free; ids are int64 tensors on `device`."""

@@ -14,6 +14,7 @@ __all__ = ["FifoList"]
 
 class FifoList(FreeList):
     order = "fifo"
+    is_queue = True
 
     def replace(self, ids: torch.Tensor) -> None:
         self._ring = torch.empty(max(self.num_units, ids.numel()), dtype=torch.int64, device=self.device)

@@ -14,6 +14,7 @@ __all__ = ["LifoList"]
 
 class LifoList(FreeList):
     order = "lifo"
+    is_queue = True
 
     def replace(self, ids: torch.Tensor) -> None:
         size = max(self.num_units, ids.numel())

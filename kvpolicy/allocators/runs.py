@@ -20,6 +20,7 @@ __all__ = ["RunsList"]
 
 class RunsList(FreeList):
     order = "runs"
+    follows_requests = True
 
     def replace(self, ids: torch.Tensor) -> None:
         self._is_free = np.zeros(self.num_units + FIRST_UNIT, dtype=np.bool_)

@@ -50,7 +50,10 @@ def extend_slots(
 def decode_slots(
     seq_lens: torch.Tensor, last_loc: torch.Tensor, new_pages: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """The slot of each request's newest token, int64[batch]; `seq_lens` includes it, `last_loc` is the token's before."""
+    """The slot of each request's newest token, int64[batch].
+
+    `seq_lens` includes it; `last_loc` is the slot of the token before.
+    """
     if not new_pages.numel():
         return last_loc.to(torch.int64) + 1
     if new_pages.is_cuda and pages_triton.available():
@@ -84,9 +87,7 @@ def extend_slots_torch(
     if not new_pages.numel():
         return position + to_slot[owner]
     page = (position // page_size + to_page[owner]).masked_fill_(in_last_page, 0)
-    return torch.where(
-        in_last_page, position + to_slot[owner], new_pages[page] * page_size + position % page_size
-    )
+    return torch.where(in_last_page, position + to_slot[owner], new_pages[page] * page_size + position % page_size)
 
 
 def decode_slots_torch(

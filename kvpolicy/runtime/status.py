@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .active import ActivePolicy
+from .active import ActivePolicy, AllocatorState
 
 __all__ = ["block", "by_rule", "fallbacks", "line", "start_facts"]
 
@@ -38,7 +38,19 @@ def start_facts(active: ActivePolicy) -> dict[str, Any]:
         "core_reason": active.core_reason,
         "algorithm": active.algorithm,
         "pool_tokens": active.pool_tokens,
+        **({"allocator": _allocator(active.allocator)} if active.allocator is not None else {}),
         "conflicts": [conflict.message for conflict in active.conflicts],
+    }
+
+
+def _allocator(state: AllocatorState) -> dict[str, Any]:
+    """Who hands out slots, and what its guard found (units by kind of fault)."""
+    return {
+        "core": state.core,
+        "reason": state.reason,
+        "order": state.order,
+        "guard": state.guard,
+        "faults": dict(state.faults),
     }
 
 
@@ -67,6 +79,7 @@ def line(active: ActivePolicy) -> str:
     return (
         f"kvpolicy: policy {active.name}, digest {active.digest[:12]}, core {active.core} ({active.core_reason})"
         f"{f', {active.algorithm}' if active.algorithm else ''}{f'; {settings}' if settings else ''}"
+        f"{f'; slots: {active.allocator.reason}' if active.allocator and active.allocator.core == 'kvpolicy' else ''}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a policy's eviction works: the shape of each adapter's table, and what happens where it does not.
+"""Where a section of a policy works: the shape of each adapter's tables, and what happens where it does not.
 
 An adapter lists its engine's features as rows, asks :func:`decide` with what is about to start, and either ends the
 start with the words of :func:`refusal` or lets the engine's order stay with :func:`yield_to_engine`.
@@ -44,12 +44,13 @@ def require_supported(engine: str, label: str, version: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`supported`: our index decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not
+    """`supported`: the policy decides. `stock`: the engine's order stays, a conflict. `refused`: the server must not
     start."""
 
     kind: Kind
     winner: str = ""  # the flag or fact that decides
     message: str = ""
+    section: str = "eviction"  # of the policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +64,33 @@ class Feature(Generic[S]):
     used: Callable[[S], bool]
 
 
-def decide(features: Iterable[Feature[S]], start: S) -> Verdict:
+def decide(features: Iterable[Feature[S]], start: S, section: str = "eviction") -> Verdict:
     """The first row that is in use and not `supported` decides."""
     for feature in features:
         if feature.kind != "supported" and feature.used(start):
-            message = f"the policy's eviction does not work with {feature.name} ({feature.flag}): {feature.reason}"
-            return Verdict(feature.kind, feature.flag, message)
-    return Verdict("supported")
+            message = f"the policy's {section} does not work with {feature.name} ({feature.flag}): {feature.reason}"
+            return Verdict(feature.kind, feature.flag, message, section)
+    return Verdict("supported", section=section)
 
 
 def refusal(active: ActivePolicy, verdict: Verdict) -> str | None:
     """Why the server must not start, in words; None: it may."""
     if verdict.kind == "supported" or (verdict.kind == "stock" and active.compiled.on_conflict == "warn"):
         return None
-    ways = "drop the flag or the eviction section"
+    ways = f"drop the flag or the {verdict.section} section"
     if verdict.kind == "stock":
         ways += ", or set `cache: {on_conflict: warn}` to let the engine win"
     return (
         f"kvpolicy: {active.source}: the policy cannot be honoured:\n"
-        f"  conflict: eviction: {verdict.message} (policy: {active.origin('eviction')})\n"
+        f"  conflict: {verdict.section}: {verdict.message} (policy: {active.origin(verdict.section)})\n"
         f"  help: {ways}"
     )
 
 
 def yield_to_engine(active: ActivePolicy, verdict: Verdict) -> None:
     """Record and say that the engine's own order stays."""
-    origin = active.origin("eviction")
-    message = f"eviction: {verdict.message}; the engine's own order stays (policy: {origin})"
-    active.conflicts.append(Conflict("eviction", "policy", "engine order", verdict.winner, origin, message))
+    section = verdict.section
+    origin = active.origin(section)
+    message = f"{section}: {verdict.message}; the engine's own order stays (policy: {origin})"
+    active.conflicts.append(Conflict(section, "policy", "engine order", verdict.winner, origin, message))
     logger.warning("kvpolicy: conflict: %s", message)

@@ -42,7 +42,7 @@ def test_runs_follow_the_requests() -> None:
     free = make_free_list("runs", 12, "cpu")
     free.take(12)
     free.give(ids(3, 4, 8, 10, 11, 12))
-    # The first request ends in 2 and gets 3; the second ends in 7 and gets 8, then, 9 being in use, from the longest run;
+    # The first request ends in 2 and gets 3; the second ends in 7 and gets 8, then, 9 being used, from the longest run;
     # the third shares the last unit of the first, whose neighbour is gone.
     assert free.take_after(ids(2, 7, 2), [1, 2, 1]).tolist() == [3, 8, 10, 11]
     assert free.all_free().tolist() == [4, 12]
