@@ -92,6 +92,8 @@ class _OverFreeList:
     # -- allocating --
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
+        if getattr(self, "debug_mode", False):
+            assert need_size % self.page_size == 0, "The allocation size should be page-aligned"
         count = need_size // self.page_size
         if not self._has(count, count):
             return None

@@ -45,12 +45,12 @@ class Guard:
     def reset(self, num_units: int, free: torch.Tensor) -> None:
         """From now on `free`, int64[k], are free and all others of `num_units` are handed out."""
         self._is_out = torch.ones(num_units + FIRST_UNIT, dtype=torch.bool, device=free.device)
-        self._is_out[free.clamp(0, num_units)] = False
+        self._is_out[self._within(free)] = False
         self._seen_at = torch.empty(num_units + FIRST_UNIT, dtype=torch.int64, device=free.device)
 
     def given(self, ids: torch.Tensor) -> torch.Tensor:
         """Of the units that a caller gives back, those that the free list may have."""
-        within = ids.clamp(0, self._last)
+        within = self._within(ids)
         if self._is_checked():
             is_good = (ids == within) & (ids >= FIRST_UNIT) & self._is_out[within] & self._is_first(within)
             if not bool(is_good.all()):
@@ -65,7 +65,7 @@ class Guard:
 
     def taken(self, ids: torch.Tensor, free: FreeList) -> torch.Tensor:
         """The units to hand out in place of `ids`, which `free` gave: others for those in use."""
-        within = ids.clamp(0, self._last)
+        within = self._within(ids)
         if self._is_checked():
             while not bool((is_good := self._may_go_out(ids, within)).all()):
                 bad = ids[~is_good]
@@ -74,13 +74,13 @@ class Guard:
                     break  # nothing to repair it with: as without a guard, and counted
                 ids = ids.clone()
                 ids[~is_good] = free.take(bad.numel())
-                within = ids.clamp(0, self._last)
+                within = self._within(ids)
         self._is_out[within] = True
         return ids
 
-    @property
-    def _last(self) -> int:
-        return self._is_out.numel() - 1
+    def _within(self, ids: torch.Tensor) -> torch.Tensor:
+        """`ids` that may index our tensors: 0, the padding's, in place of what this pool does not have."""
+        return ids.masked_fill((ids < 0) | (ids >= self._is_out.numel()), 0)
 
     def _is_checked(self) -> bool:
         self._calls += 1
