@@ -74,8 +74,7 @@ def swapped(column: Column) -> str:
         return (
             f"{column.name}: {sum(swap['built'].values())} allocators with our free list "
             f"({', '.join(f'{count} {name}' for name, count in swap['built'].items())}), "
-            f"{swap['units handed out']} units handed out, {swap['units given back']} given back, "
-            f"misuse found by the guard: {swap['faults'] or 'none'}"
+            f"{swap['units handed out']} units handed out, {swap['units given back']} given back"
         )
     lines = [
         f"{column.name}: {sum(swap['attached'].values())} of {sum(swap['built'].values())} caches with our eviction "

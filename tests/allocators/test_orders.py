@@ -10,9 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvpolicy.allocators import ORDERS, make_free_list
+from kvpolicy.allocators import ORDERS, ORDERS_ON_DEVICE, FreeList, make_free_list
 
 from .reference import Reference
+
+
+#: Both forms of each order: a GPU's runs on CPU tensors too.
+LISTS = {**ORDERS, **{f"{order} on a device": ORDERS_ON_DEVICE[order] for order in ("address", "runs")}}
 
 
 def ids(*units: int) -> torch.Tensor:
@@ -28,18 +32,19 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_golden(order: str) -> None:
-    free = make_free_list(order, 8, "cpu")
+@pytest.mark.parametrize("name", LISTS)
+def test_golden(name: str) -> None:
+    free = LISTS[name](8, "cpu")
     assert free.take(6).tolist() == [1, 2, 3, 4, 5, 6]
     free.give(ids(5, 2, 3))
     assert free.available == 5
-    assert free.take(3).tolist() == GOLDEN[order]
+    assert free.take(3).tolist() == GOLDEN[free.order]
     assert free.available == 2
 
 
-def test_runs_follow_the_requests() -> None:
-    free = make_free_list("runs", 12, "cpu")
+@pytest.mark.parametrize("name", ["runs", "runs on a device"])
+def test_runs_follow_the_requests(name: str) -> None:
+    free = LISTS[name](12, "cpu")
     free.take(12)
     free.give(ids(3, 4, 8, 10, 11, 12))
     # The first request ends in 2 and gets 3; the second ends in 7 and gets 8, then, 9 being used, from the longest run;
@@ -48,9 +53,9 @@ def test_runs_follow_the_requests() -> None:
     assert free.all_free().tolist() == [4, 12]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_sorting_hands_out_ascending(order: str) -> None:
-    free = make_free_list(order, 6, "cpu")
+@pytest.mark.parametrize("name", LISTS)
+def test_sorting_hands_out_ascending(name: str) -> None:
+    free = LISTS[name](6, "cpu")
     free.take(6)
     free.give(ids(6, 2, 4, 1))
     free.sort()
@@ -58,9 +63,9 @@ def test_sorting_hands_out_ascending(order: str) -> None:
     assert free.take(4).tolist() == expected  # runs: 1-2 is the longest, and lowest first among the others
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_fragmentation(order: str) -> None:
-    free = make_free_list(order, 10, "cpu")
+@pytest.mark.parametrize("name", LISTS)
+def test_fragmentation(name: str) -> None:
+    free = LISTS[name](10, "cpu")
     assert free.fragmentation() == (10, 1, 10)
     free.take(10)
     assert free.fragmentation() == (0, 0, 0)
@@ -68,10 +73,10 @@ def test_fragmentation(order: str) -> None:
     assert free.fragmentation() == (5, 3, 3)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_what_was_handed_out_does_not_change(order: str) -> None:
+@pytest.mark.parametrize("name", LISTS)
+def test_what_was_handed_out_does_not_change(name: str) -> None:
     """The engine holds ids for a whole step, while others come back."""
-    free = make_free_list(order, 8, "cpu")
+    free = LISTS[name](8, "cpu")
     held = free.take(4)
     before = held.tolist()
     for _ in range(3):
@@ -90,15 +95,16 @@ def test_unknown_order() -> None:
 class OrderMachine(RuleBasedStateMachine):
     """One list and its reference under the same calls."""
 
-    order = ""
+    kind: type[FreeList]
 
-    def make(self, units: int) -> Any:
-        return make_free_list(self.order, units, "cpu")
+    @property
+    def order(self) -> str:
+        return self.kind.order
 
     @initialize(units=st.integers(1, 48))
     def start(self, units: int) -> None:
         self.units = units
-        self.real, self.reference = self.make(units), Reference(self.order, units)
+        self.real, self.reference = self.kind(units, "cpu"), Reference(self.order, units)
         self.held: list[int] = []
 
     @rule(data=st.data())
@@ -160,9 +166,9 @@ class OrderMachine(RuleBasedStateMachine):
         assert self.real.fragmentation() == (len(self.reference.free), len(runs), len(runs[0]) if runs else 0)
 
 
-def machine(order: str) -> Any:
-    case = type(f"{order.title()}Machine", (OrderMachine,), {"order": order}).TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def machine(name: str) -> Any:
+    case = type(f"{name.title()}Machine", (OrderMachine,), {"kind": LISTS[name]}).TestCase
+    case.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
     return case
 
 
@@ -170,3 +176,5 @@ TestFifo = machine("fifo")
 TestLifo = machine("lifo")
 TestAddress = machine("address")
 TestRuns = machine("runs")
+TestAddressOnDevice = machine("address on a device")
+TestRunsOnDevice = machine("runs on a device")
