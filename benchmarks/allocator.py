@@ -3,12 +3,12 @@
     python benchmarks/allocator.py                                  # on the CPU
     python benchmarks/allocator.py --device cuda --units 1048576    # on a GPU
 
-Each side is an allocator of the same pool, half of it free. `fresh`: the free half is one stretch. `churned`: it lies in
-pieces of 1 to 32 units in random order, as a pool looks that served requests in the engine's order for long; ours take
-it over as it is. Units are slots at page size 1, pages above. Calls, in microseconds, sides in turn within a round:
+Each side is an allocator of the same pool, half of it free. `fresh`: the free half is one stretch. `churned`: it lies
+in pieces of 1 to 32 units in random order, as a pool looks that served requests in the engine's order for long; ours
+take it over as it is. Units are slots at page size 1, pages above. Calls, in microseconds, sides in turn:
 
 ``pair``     16 units allocated and given back at once
-``free``     the units of one earlier request given back: 256 slots, or 16 pages through `free_segment` where there is one
+``free``     the units of one earlier request given back: 256 slots, or 16 pages, through `free_segment` if there is one
 ``extend``   a batch of 8 requests grows by 256 tokens each
 ``decode``   a step of 64 requests; at page 16 every 16th needs a page
 

@@ -89,6 +89,12 @@ class _OverFreeList:
             self.free_list.give(torch.cat(waiting))
             self.free_list.sort()
 
+    def use_order(self, order: str) -> None:
+        """Hand out what is free in another order from now on. O(pool); what is held is not touched."""
+        ids = self.free_list.all_free()
+        self.order, self.free_list = order, make_free_list(order, self.free_list.num_units, self.device)
+        self.free_list.replace(ids)
+
     # -- allocating --
 
     def alloc(self, need_size: int) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from kvpolicy.runtime.support import refusal, yield_to_engine
 
 from .allocator_support import supported
 
-__all__ = ["CONSTRUCTION", "build_allocator", "install", "is_asked_for"]
+__all__ = ["CONSTRUCTION", "build_allocator", "change_order", "install", "is_asked_for"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -64,12 +64,25 @@ def build_allocator(active: ActivePolicy, built: Any) -> Any:
 
     plan = active.compiled.allocator
     order = plan.order or ENGINE_ORDER[type(built)]
-    state = AllocatorState("kvpolicy", f"{order} order under {type(built).__name__}", order, plan.guard or "off")
+    state = AllocatorState("kvpolicy", _reason(order, type(built)), order, plan.guard or "off")
     guard = None if state.guard == "off" else Guard(plan.guard, _reporter(active), state.faults)
     ours = substitute(built, order, guard)
     state.free_list = ours.free_list
     active.allocator = state
     return ours
+
+
+def change_order(active: ActivePolicy, allocator: Any, order: str) -> None:
+    """Let the allocator that :func:`build_allocator` made hand out in another order, and the status say so."""
+    assert active.allocator is not None
+    allocator.use_order(order)
+    state = active.allocator
+    state.order, state.free_list = order, allocator.free_list
+    state.reason = _reason(order, type(allocator).__mro__[2])
+
+
+def _reason(order: str, engine_class: type) -> str:
+    return f"{order} order under {engine_class.__name__}"
 
 
 def _reporter(active: ActivePolicy) -> Callable[[str, str], None]:

@@ -78,9 +78,17 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
         report_vllm(findings, where, outcome, layers)
     report_short_prefixes(findings, outcome.page_size, why=_last_reason(outcome))
     for step in outcome.notes:
+        if step.rule.engine_allocator and _hands_out_slots(findings.policy):
+            continue
         severity: Any = "warning" if isinstance(step.rule.effect, Note) and step.rule.effect.warn else "info"
         findings.add("KVP507", severity, _FIELDS[step.rule.field][1], step.why, None, _cite(step))
     return outcome
+
+
+def _hands_out_slots(policy: Policy) -> bool:
+    """Whether the policy takes the place of the engine's slot allocator."""
+    allocator = policy.allocator
+    return allocator is not None and (allocator.order is not None or allocator.guard not in (None, "off"))
 
 
 def _resolve(

@@ -14,7 +14,6 @@ from kvpolicy.allocators import ORDERS, ORDERS_ON_DEVICE, FreeList, make_free_li
 
 from .reference import Reference
 
-
 #: Both forms of each order: a GPU's runs on CPU tensors too.
 LISTS = {**ORDERS, **{f"{order} on a device": ORDERS_ON_DEVICE[order] for order in ("address", "runs")}}
 

@@ -225,9 +225,7 @@ CONFLICTS = {
     "backend: {page_native: true}": (1, 11, "KVP601"),
     "backend: {cascade: auto}": (1, 11, "KVP601"),
     "backend: {cascade: {min_shared_tokens: 8, min_batch: 2}}": (1, 11, "KVP601"),
-    "allocator: {order: fifo}": (1, 13, "KVP601"),
     "allocator: {watermark: {low: 1%, high: 2%}}": (1, 13, "KVP601"),
-    "allocator: {guard: full}": (1, 13, "KVP601"),
     "hints: {allow: [retain]}": (1, 9, "KVP601"),
     "hints: {max_ttl: 5s}": (1, 9, "KVP601"),
     "cache: {kv_dtype: fp16}": (1, 19, "KVP602"),
@@ -237,6 +235,7 @@ CONFLICTS = {
 HONOURED = [
     "backend: {page_native: false, cascade: off}",
     "allocator: {guard: off}",
+    "allocator: {order: address, guard: sampled}",
     "hints: {}",
     "hints: {max_priority: 5, allow: []}",
     "cache: {kv_dtype: {default: bf16, layers: {}}}",
@@ -266,7 +265,7 @@ def test_what_asks_for_nothing_is_no_conflict(found, body) -> None:
 
 def test_each_engine_has_gaps_of_its_own(found) -> None:
     body = "cache: {kv_dtype: {default: fp8, layers: {0-1: bf16}}}\nallocator: {order: lifo}\n"
-    assert [place[:1] + place[2:] for place in found(body, "sglang")] == [(1, "KVP601"), (2, "KVP601")]
+    assert [place[:1] + place[2:] for place in found(body, "sglang")] == [(1, "KVP601")]
     assert [place[:1] + place[2:] for place in found(body, "vllm")] == [(2, "KVP601")]
 
 

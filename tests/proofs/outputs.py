@@ -1,6 +1,6 @@
 """Greedy outputs of one workload, one request at a time, on a pool so small that most of it is evicted.
 
-    python outputs.py MODEL TEXT POOL_TOKENS (stock:PAGE | POLICY) ...
+    python outputs.py [--passes N] MODEL TEXT POOL_TOKENS (stock:PAGE | POLICY) ...
 
 Tells one object an engine: what it generated, what it found cached, what it evicted, and whether its books balance.
 """
@@ -51,8 +51,11 @@ def measure(subject: Subject, prompts: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, text, pool_tokens, *cases = sys.argv[1:]
-    prompts = workload(Path(text))
+    arguments_given, passes = sys.argv[1:], 1
+    if arguments_given[0] == "--passes":
+        passes, arguments_given = int(arguments_given[1]), arguments_given[2:]
+    model, text, pool_tokens, *cases = arguments_given
+    prompts = workload(Path(text)) * passes
     policy: str | None
     arguments: dict[str, Any]
     for case in cases:

@@ -48,14 +48,16 @@ SERVING = topics(
     Topic(
         "leaks",
         "memory leaks, double frees, and the engine's own checks",
-        "SGLang counts its tokens when it is idle and ends the server when the sum is off. kvpolicy allocates and "
-        "frees nothing: it names victims, and the engine checks and frees each one. Whatever is named is verified "
-        "to be an unlocked, resident leaf first; a fault of the policy is answered with the engine's own order for "
-        "that call, counted under `fallbacks`, and never reaches the scheduler. A leak that the engine has without "
-        "kvpolicy stays.\n\n"
-        "Our own checks are incremental: each victim costs one look. The O(n) sanity check of an engine "
-        "(sglang#26796) is the engine's; `allocator.guard`, meant to check slots for double use, is not honoured "
-        "yet (KVP601).\n\n"
+        "SGLang counts its tokens when it is idle and ends the server when the sum is off. An eviction policy "
+        "frees nothing itself: it names victims, and the engine checks and frees each one. Whatever is named is "
+        "verified to be an unlocked, resident leaf first; a fault of the policy is answered with the engine's own "
+        "order for that call, counted under `fallbacks`, and never reaches the scheduler. A leak that the engine has "
+        "without kvpolicy stays.\n\n"
+        "On SGLang, `allocator: {guard: full}` watches every slot or page that is handed out and given back: a "
+        "double free, a free of the padding or of an id that the pool does not have, and a hand-out of what is in "
+        "use are repaired, counted in /server_info and /metrics, and reported once each with the call that did it. "
+        "`sampled` does it for every 16th call. The guard finds misuse, not leaks; the O(n) sanity check of an engine "
+        "(sglang#26796) is the engine's.\n\n"
         "KVPOLICY_DISABLE=1 starts the same command line as stock, which tells whose fault it is.",
     ),
     Topic(

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from kvpolicy_sglang.allocator import ENGINE_ORDER, substitute
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
 from kvpolicy.allocators import ORDERS
 from kvpolicy.allocators.guard import Guard
-from kvpolicy_sglang.allocator import ENGINE_ORDER, substitute
 
 UNITS = 96
 
