@@ -12,7 +12,9 @@ take it over as it is. Units are slots at page size 1, pages above. Calls, in mi
 ``extend``   a batch of 8 requests grows by 256 tokens each
 ``decode``   a step of 64 requests; at page 16 every 16th needs a page
 
-Every figure is a median, with its ratio to stock's median of the same rounds: 0.10 is a tenth.
+Every figure is a median, with its ratio to stock's median of the same rounds: 0.10 is a tenth. On the CPU it is CPU
+time of the thread; on a GPU the wall time until the device has finished. Between two calls of a side the others ran, so
+that its data is as cold as after a model's step.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from engine_caches import print_machine
+from engine_caches import CLOCK, print_machine
 from kvpolicy_sglang.allocator import substitute
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
@@ -118,12 +120,14 @@ class Side:
 
 
 def timed(call: Callable[[], Any], device: str) -> tuple[Any, float]:
-    if device != "cpu":
-        torch.cuda.synchronize()
+    if device == "cpu":
+        start_s = CLOCK()
+        answer = call()
+        return answer, (CLOCK() - start_s) * 1e6
+    torch.cuda.synchronize()
     start_s = perf_counter()
     answer = call()
-    if device != "cpu":
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
     return answer, (perf_counter() - start_s) * 1e6
 
 

@@ -46,8 +46,9 @@ class _OverFreeList:
         if ids is None:
             return  # the engine's constructor; `clear` follows
         units = int(getattr(self, "num_pages", self.size))
-        if not hasattr(self, "free_list") or self.free_list.num_units != units:
+        if not hasattr(self, "free_list"):
             self.free_list = make_free_list(self.order, units, self.device)
+        self.free_list.num_units = units  # after `resize`
         self.free_list.replace(ids)
         self._reset_guard()
 
