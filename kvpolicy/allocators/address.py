@@ -34,16 +34,19 @@ class AddressList(FreeList):
     def take(self, count: int) -> torch.Tensor:
         if count == 0:
             return torch.empty(0, dtype=torch.int64)
-        counts = self._counts
-        sums = counts[self._lowest :].cumsum()
-        blocks = int(sums.searchsorted(count))  # whole blocks before the last one that is needed
-        first, last = self._lowest, self._lowest + blocks
-        ids = np.flatnonzero(self._is_free[first << _SHIFT : (last + 1) << _SHIFT])[:count]
+        counts, first = self._counts, self._lowest
+        if counts[first] >= count:
+            last = first
+            counts[first] -= count
+        else:
+            sums = counts[first:].cumsum()
+            blocks = int(sums.searchsorted(count))  # whole blocks before the last one that is needed
+            last = self._lowest = first + blocks
+            counts[first:last] = 0
+            counts[last] = sums[blocks] - count
+        ids = self._is_free[first << _SHIFT : (last + 1) << _SHIFT].nonzero()[0][:count]
         ids += first << _SHIFT
         self._is_free[ids] = False
-        counts[first:last] = 0
-        counts[last] = sums[blocks] - count
-        self._lowest = last
         self.available -= count
         return torch.from_numpy(ids)
 

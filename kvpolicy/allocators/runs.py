@@ -69,11 +69,14 @@ class RunsList(FreeList):
             return
         self._is_free[fresh] = True
         self.available += fresh.size
-        cuts = np.flatnonzero(fresh[1:] - fresh[:-1] != 1)
-        starts = [int(fresh[0]), *fresh[cuts + 1].tolist()]
-        ends = [*fresh[cuts].tolist(), int(fresh[-1])]
-        for start, end in zip(starts, ends, strict=True):
-            self._add(start, end + 1)
+        first, last = int(fresh[0]), int(fresh[-1])
+        if last - first + 1 == fresh.size:
+            self._add(first, last + 1)
+        else:
+            cuts = (fresh[1:] - fresh[:-1] != 1).nonzero()[0]
+            starts, ends = [first, *fresh[cuts + 1].tolist()], [*fresh[cuts].tolist(), last]
+            for start, end in zip(starts, ends, strict=True):
+                self._add(start, end + 1)
         if len(self._heap) > 2 * len(self._end_of) + 64:
             self._heap = [(start - end, start) for start, end in self._end_of.items()]
             heapify(self._heap)
