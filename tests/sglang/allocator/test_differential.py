@@ -22,10 +22,10 @@ def test_equal_ids_call_for_call(sglang_env: Callable[..., EngineEnv], version: 
     engine = sglang_env(version)
     # The classes under test are the GPU server's; only a server needs the switch to SGLang's CPU engine.
     engine = replace(engine, env={key: value for key, value in engine.env.items() if key != "SGLANG_USE_CPU_ENGINE"})
-    runs = run_all(Program(engine, HERE / "differential.py", "400"))
+    runs = run_all(Program(engine, HERE / "differential.py", "250"))
     assert [(run["page"], run["order"], run["need_sort"]) for run in runs] == [
         (page, order, need_sort) for page in (1, 16) for order in ORDERS for need_sort in (False, True)
     ]
-    assert all(run["calls"] > 300 for run in runs)
+    assert all(run["calls"] > 180 for run in runs)
     compared = [(run["page"], run["order"]) for run in runs if run["sides"] == 2]
     assert compared == [(1, "fifo"), (1, "fifo"), (16, "lifo"), (16, "lifo")]
