@@ -32,7 +32,8 @@ def built_values(scheduler: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"page_size": int(allocator.page_size)}
 
     named = probe.resolved(scheduler.server_args, "kv_cache_dtype")
-    dtype = getattr(allocator.get_kvcache(), "dtype", None)
+    pool = allocator.get_kvcache()
+    dtype = getattr(pool, "default_dtype", getattr(pool, "dtype", None))  # of layers that have none of their own
     if named in _NAMED_FORMATS:
         found["kv_cache_dtype"] = named
     elif dtype is not None:

@@ -16,7 +16,7 @@ from kvpolicy.runtime import carry, flags, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, set_current
 from kvpolicy.runtime.loading import activate
 
-from . import built, metrics, probe, resolution
+from . import built, metrics, pool_hooks, probe, resolution
 from .hooks import HookSet
 
 __all__ = ["register"]
@@ -42,6 +42,7 @@ class _Child:
         self.carried = carried
         self.hooks = HookSet()
         self.active: ActivePolicy | None = None
+        self.require_pool: Callable[[Any], None] = lambda _pool: None
 
     def register(self) -> None:
         from sglang.srt.plugins.hook_registry import HookType
@@ -55,6 +56,7 @@ class _Child:
 
             cache_hooks.install(active, self.hooks)
             allocator_hooks.install(active, self.hooks)
+            self.require_pool = pool_hooks.install(active, self.hooks)
         except Exception as error:
             message = f"kvpolicy: in a scheduler: {type(error).__name__}: {error}"
             handshake.report_failure(self.carried.handshake_dir, message)
@@ -73,6 +75,7 @@ class _Child:
                 )
             self.hooks.verify()
             original(scheduler, server_args, *args, **kwargs)
+            self.require_pool(scheduler.token_to_kv_pool_allocator.get_kvcache())
             resolution.compare_built(active, built.built_values(scheduler))
         except SystemExit as error:
             handshake.report_failure(self.carried.handshake_dir, str(error))

@@ -30,7 +30,6 @@ class Gap:
 
 
 MISSING: tuple[Gap, ...] = (
-    Gap("sglang", "cache.kv_dtype.layers", "SGLang's pools hold one dtype for all layers", harmless=({},)),
     Gap(
         "sglang",
         "backend.page_native",

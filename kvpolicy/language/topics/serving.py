@@ -39,11 +39,12 @@ SERVING = topics(
         "another KV dtype for some layers",
         '`cache.kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16}}` is part of the language. On vLLM it becomes '
         "`--kv-cache-dtype-skip-layers` where that option can express it: the layers named must keep the model's "
-        "own dtype. SGLang's pools hold one dtype for all layers, and `check` says so (KVP601) instead of passing "
-        "over it; its bytes a token are those of the default. Precision by age (vllm#49198) has no word: a page's "
-        "dtype cannot change where it lies.\n\n"
-        "Where FP8 hurts a model, one dtype for all layers is what can be chosen: `check --model --gpu` lists what "
-        "is publicly reported for the model, dtype and GPU at hand (KVP521, KVP522).",
+        "own dtype. On SGLang the pool of a model with plain attention is built so, with the triton and torch_native "
+        "backends; elsewhere it is a conflict that `check --model --gpu` names (KVP511), and `check` counts the bytes "
+        "of each layer (KVP504). Precision by age (vllm#49198) has no word: a page's dtype cannot change where it "
+        "lies.\n\n"
+        "Which layers need it is a measurement. `check --model --gpu` lists what is publicly reported for the model, "
+        "dtype and GPU at hand (KVP521, KVP522).",
     ),
     Topic(
         "leaks",

@@ -13,6 +13,7 @@ from kvpolicy_sglang.cache_support import FEATURES, Needs, supported
 
 from kvpolicy.runtime.support import refusal
 from tests.inside.activation import activate
+from tests.tables import features_table, printed
 
 DOCS = Path(__file__).resolve().parents[3] / "docs/sglang.md"
 
@@ -136,19 +137,8 @@ def test_a_policy_that_leaves_eviction_alone_conflicts_with_nothing() -> None:
     )
 
 
-def table() -> str:
-    rows = ["| feature | flag | outcome | why |", "| --- | --- | --- | --- |"]
-    rows += [
-        f"| {f.name} | {'`' + f.flag + '`' if f.flag.startswith('-') else f.flag} | {f.kind} | {f.reason} |"
-        for f in FEATURES
-    ]
-    return "\n".join(rows)
-
-
 def test_the_documentation_prints_this_table() -> None:
-    text = DOCS.read_text()
-    printed = text.split("<!-- features -->\n")[1].split("\n<!-- /features -->")[0]
-    assert printed == table()
+    assert printed(DOCS, "features") == features_table(FEATURES)
 
 
 def test_a_refusal_names_the_policy_and_the_ways_out() -> None:
