@@ -13,6 +13,7 @@ from kvpolicy_sglang.allocator_support import FEATURES, supported
 
 from tests.inside.activation import activate
 from tests.programs import INSIDE, Program, run_all, with_path
+from tests.tables import features_table, printed
 from tools.environment import EngineEnv
 
 HERE = Path(__file__).resolve().parent
@@ -70,13 +71,7 @@ def test_what_asks_for_nothing_replaces_nothing(section: dict[str, Any] | None, 
 
 
 def test_the_documentation_prints_this_table() -> None:
-    rows = ["| feature | flag | outcome | why |", "| --- | --- | --- | --- |"]
-    rows += [
-        f"| {f.name} | {'`' + f.flag + '`' if f.flag.startswith('-') else f.flag} | {f.kind} | {f.reason} |"
-        for f in FEATURES
-    ]
-    printed = DOCS.read_text().split("<!-- features -->\n")[1].split("\n<!-- /features -->")[0]
-    assert printed == "\n".join(rows)
+    assert printed(DOCS, "features") == features_table(FEATURES)
 
 
 @pytest.mark.engine
