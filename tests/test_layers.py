@@ -24,6 +24,8 @@ ALLOWED = {
         "kvpolicy.replay",
         "kvpolicy.policytest",
     },
+    "kvpolicy.allocators": {"kvpolicy.kernels"},
+    "kvpolicy.kernels": set(),
     "kvpolicy.runtime": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy_sglang": {
         "kvpolicy.language",
@@ -31,6 +33,8 @@ ALLOWED = {
         "kvpolicy.facts",
         "kvpolicy.compiler",
         "kvpolicy.runtime",
+        "kvpolicy.allocators",
+        "kvpolicy.kernels",
     },
     "kvpolicy_vllm": {
         "kvpolicy.language",
@@ -40,7 +44,10 @@ ALLOWED = {
         "kvpolicy.runtime",
     },
 }
-ENGINES = {"sglang", "vllm", "torch", "triton", "flashinfer"}
+ENGINES = {"sglang", "vllm", "flashinfer"}
+TENSORS = {"torch", "triton", "numpy"}
+#: The parts of the core that work on an engine's tensors; everything else runs without PyTorch.
+WITH_TENSORS = {"kvpolicy.allocators", "kvpolicy.kernels"}
 FILES = sorted([*ROOT.glob("kvpolicy/**/*.py"), *ROOT.glob("adapters/**/*.py")])
 
 
@@ -70,5 +77,6 @@ def test_layers_do_not_import_upwards(path: Path) -> None:
         top, layer = target.split(".")[0], layer_of(target)
         if own.startswith("kvpolicy") and not own.startswith("kvpolicy_"):
             assert top not in ENGINES, f"{path}:{line}: the core imports {target}"
+            assert top not in TENSORS or own in WITH_TENSORS, f"{path}:{line}: {own} imports {target}"
         if own in ALLOWED and layer in ALLOWED and layer != own:
             assert layer in ALLOWED[own], f"{path}:{line}: {own} imports {target}, a layer above or beside it"

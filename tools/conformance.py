@@ -33,7 +33,7 @@ ONLY = (
 )
 #: Not the several hundred cases of trees with sliding-window or Mamba state, which the adapter leaves to the engine.
 SELECT = "not (FULL_SWA or FULL_MAMBA)"
-COLUMNS = ("stock", "order", "rules")
+COLUMNS = ("stock", "order", "rules", "slots")
 PLUGIN_FOLDER = CHECKOUT / "tests/sglang/conformance"
 
 
@@ -70,6 +70,12 @@ def run_column(
 def swapped(column: Column) -> str:
     """What one column's plugin did, in lines."""
     swap = column.swap
+    if column.name == "slots":
+        return (
+            f"{column.name}: {sum(swap['built'].values())} allocators with our free list "
+            f"({', '.join(f'{count} {name}' for name, count in swap['built'].items())}), "
+            f"{swap['units handed out']} units handed out, {swap['units given back']} given back"
+        )
     lines = [
         f"{column.name}: {sum(swap['attached'].values())} of {sum(swap['built'].values())} caches with our eviction "
         f"({', '.join(f'{count} {name}' for name, count in swap['attached'].items())}), "
@@ -83,6 +89,8 @@ def swapped(column: Column) -> str:
 
 def not_ours(swap: dict[str, Any]) -> str:
     """What is wrong with what one column's plugin did; "" if nothing is."""
+    if "units given back" in swap:
+        return "" if swap["units given back"] else "NOTHING SWAPPED: no test of this selection freed a slot of ours"
     return "" if swap["victims"] else "NOTHING SWAPPED: no test of this selection evicted anything through our index"
 
 

@@ -90,7 +90,7 @@ class Sources:
 
     def outcome(self, pool: str, substituted: set[str]) -> Outcome:
         if pool in substituted:
-            return Outcome("substituted", "a subclass of the policy's takes its place")
+            return Outcome("substituted", "a subclass of ours takes its place where layers have dtypes of their own")
         if self.files[pool].startswith("hardware_backend/"):
             return Outcome("left alone", "another platform's")
         builders = self.builders_of(pool)

@@ -61,5 +61,7 @@ def _kv_dtype(scheduler: Any, pool: Any) -> str | None:
     if named in _NAMED_FORMATS:
         return str(named)
     parts = (pool, *(getattr(pool, name, None) for name in _PARTS))
-    dtype = next((found for part in parts if (found := getattr(part, "dtype", None)) is not None), None)
+    named_by = ("default_dtype", "dtype")  # the first: of layers that have none of their own
+    found = (getattr(part, name, None) for part in parts for name in named_by)
+    dtype = next((dtype for dtype in found if dtype is not None), None)
     return None if dtype is None else canonical(str(dtype))

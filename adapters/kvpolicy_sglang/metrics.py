@@ -19,7 +19,7 @@ __all__ = ["start", "start_for"]
 
 
 def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
-    """Create the metrics of this scheduler and let each eviction call update them."""
+    """Create the metrics of this scheduler and let eviction calls and the allocator's guard update them."""
     from prometheus_client import Counter, Gauge, Histogram
 
     names, values = tuple(labels), tuple(labels.values())
@@ -32,6 +32,7 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     evictions = make(Counter, metrics.EVICTIONS)
     tokens = make(Counter, metrics.EVICTED_TOKENS)
     faults = make(Counter, metrics.FALLBACKS)
+    misused = make(Counter, metrics.ALLOCATOR_FAULTS)
     seconds = make(Histogram, metrics.EVICT_SECONDS, buckets=metrics.SECONDS_BUCKETS)
     digest = make(Gauge, metrics.VICTIM_DIGEST, multiprocess_mode="mostrecent").labels(*values)
     observe_seconds = seconds.labels(*values).observe
@@ -62,7 +63,12 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
         for key, gauge in gauges.items():
             gauge.set(figures[key] or 0)
 
+    def update_allocator(active: ActivePolicy) -> None:
+        if active.allocator is not None:
+            grow(misused, active.allocator.faults)
+
     active.on_evict, active.on_measure = update, measured
+    active.on_allocator_fault = update_allocator
 
 
 def start_for(active: ActivePolicy, scheduler: Any) -> None:

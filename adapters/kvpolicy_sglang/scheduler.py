@@ -16,7 +16,7 @@ from kvpolicy.runtime import carry, flags, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, set_current
 from kvpolicy.runtime.loading import activate
 
-from . import built, fragmentation, metrics, probe, resolution
+from . import built, fragmentation, metrics, pool_hooks, probe, resolution
 from .hooks import HookSet
 
 __all__ = ["register"]
@@ -42,6 +42,7 @@ class _Child:
         self.carried = carried
         self.hooks = HookSet()
         self.active: ActivePolicy | None = None
+        self.require_pool: Callable[[Any], None] = lambda _pool: None
 
     def register(self) -> None:
         from sglang.srt.plugins.hook_registry import HookType
@@ -51,9 +52,11 @@ class _Child:
             set_current(active)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.__init__", self._build, HookType.AROUND)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.get_internal_state", self._state, HookType.AFTER)
-            from . import cache_hooks
+            from . import allocator_hooks, cache_hooks
 
             cache_hooks.install(active, self.hooks)
+            allocator_hooks.install(active, self.hooks)
+            self.require_pool = pool_hooks.install(active, self.hooks)
         except Exception as error:
             message = f"kvpolicy: in a scheduler: {type(error).__name__}: {error}"
             handshake.report_failure(self.carried.handshake_dir, message)
@@ -72,6 +75,7 @@ class _Child:
                 )
             self.hooks.verify()
             original(scheduler, server_args, *args, **kwargs)
+            self.require_pool(scheduler.token_to_kv_pool_allocator.get_kvcache())
             resolution.compare_built(active, built.built_values(scheduler))
             active.kv_pool = built.built_pool(scheduler)
         except SystemExit as error:

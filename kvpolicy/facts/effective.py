@@ -16,6 +16,7 @@ from kvpolicy.facts.model import ORDINARY
 from kvpolicy.facts.resolve import Outcome, Refusal, Settings, Step, refused_by_device, resolve_sglang
 from kvpolicy.facts.resolve_vllm import resolve_vllm
 from kvpolicy.facts.rules import Field, Note, Rule, Value
+from kvpolicy.facts.sglang_layers import report_layers
 from kvpolicy.facts.short_prefix import report_short_prefixes
 from kvpolicy.facts.vllm_findings import report_vllm
 from kvpolicy.language import Policy
@@ -76,11 +77,21 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
     _settled(findings, where, outcome, "KVP503", "attention", backend, outcome.attention, why.get("attention"))
     if target.name == "vllm":
         report_vllm(findings, where, outcome, layers)
+    else:
+        report_layers(findings, where, target, outcome, layers)
     report_short_prefixes(findings, outcome.page_size, why=_last_reason(outcome))
     for step in outcome.notes:
+        if step.rule.engine_allocator and _hands_out_slots(findings.policy):
+            continue
         severity: Any = "warning" if isinstance(step.rule.effect, Note) and step.rule.effect.warn else "info"
         findings.add("KVP507", severity, _FIELDS[step.rule.field][1], step.why, None, _cite(step))
     return outcome
+
+
+def _hands_out_slots(policy: Policy) -> bool:
+    """Whether the policy takes the place of the engine's slot allocator."""
+    allocator = policy.allocator
+    return allocator is not None and (allocator.order is not None or allocator.guard not in (None, "off"))
 
 
 def _resolve(

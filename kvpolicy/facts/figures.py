@@ -13,6 +13,7 @@ from kvpolicy.facts.kv_bytes import KvBytes, kv_bytes_per_token
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.facts.resolve import Outcome
 from kvpolicy.facts.resolve_vllm import compute_dtype
+from kvpolicy.facts.sglang_layers import MIXABLE, mixed_dtypes
 from kvpolicy.facts.unprotected import unprotected_room
 from kvpolicy.facts.vllm_bytes import vllm_kv_bytes, vllm_pool_bytes
 
@@ -29,6 +30,9 @@ def report_figures(findings: Findings, where: Deployment, model: ModelFacts, out
     if dtype == AUTO:
         dtype = model.kv_quant or model.dtype
     cell = _cell(where, model, dtype, outcome)
+    layers = findings.policy.cache.kv_dtype.layers if findings.policy.cache and findings.policy.cache.kv_dtype else ()
+    if cell is not None and layers and not _is_vllm(where):
+        cell = _mixed(where, model, mixed_dtypes(layers, model, dtype), outcome) or cell
     if cell is not None:
         _bytes_a_token(findings, where, model, dtype, cell)
         _pool(findings, where, model, cell, page, outcome)
@@ -61,6 +65,20 @@ def _cell(where: Deployment, model: ModelFacts, dtype: str, outcome: Outcome | N
         fp4_scale_copies=2 if workspace and "sm100" in traits and version >= (0, 5, 23) else 1,
         fp4_workspace=workspace,
     )
+
+
+def _mixed(where: Deployment, model: ModelFacts, counts: dict[str, int], outcome: Outcome | None) -> KvBytes | None:
+    """Of a pool whose layers have `counts` of these dtypes; None where that is no plain pool of K and V."""
+    if model.is_mla or model.swa_layers or not set(counts) <= set(MIXABLE):
+        return None
+    total, parts = 0, []
+    for dtype, count in counts.items():
+        uniform = _cell(where, model, dtype, outcome)
+        assert uniform is not None
+        share = uniform.full // model.full_layers * count
+        total += share
+        parts.append(f"{share:,} ({count} layers in {dtype})")
+    return KvBytes(total, total, formula=" + ".join(parts))
 
 
 def _bytes_a_token(findings: Findings, where: Deployment, model: ModelFacts, dtype: str, cell: KvBytes) -> None:

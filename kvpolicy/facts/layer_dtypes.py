@@ -1,4 +1,4 @@
-"""A policy's per-layer KV dtypes in vLLM's one option for them: ``--kv-cache-dtype-skip-layers``.
+"""A policy's per-layer KV dtypes: by layer, and in vLLM's one option for them, ``--kv-cache-dtype-skip-layers``.
 
 A skipped layer keeps the model's dtype (``model_executor/layers/attention/attention.py``); no layer can have a third
 dtype, and without a quantized dtype for the rest there is nothing to skip.
@@ -12,7 +12,7 @@ from kvpolicy.facts.dtypes import AUTO, canonical
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.language.fields import parse_layer_range
 
-__all__ = ["LayerDtypes", "boundary_layers", "layer_dtypes"]
+__all__ = ["LayerDtypes", "boundary_layers", "dtypes_by_layer", "layer_dtypes"]
 
 _BOUNDARY_LAYERS = 2  # at each end: quantization/turboquant/config.py get_boundary_skip_layers
 
@@ -23,6 +23,20 @@ class LayerDtypes:
 
     skip: tuple[str, ...] = ()
     unexpressed: tuple[tuple[str, str], ...] = ()
+
+
+def dtypes_by_layer(layers: tuple[tuple[str, str], ...], count: int) -> dict[int, str]:
+    """``{layer index: canonical dtype}`` of the layers that the policy names, in a model of ``count`` layers.
+
+    ValueError for a range without a layer there.
+    """
+    every, found = range(count), {}
+    for text, dtype in layers:
+        named = [layer for start, stop in parse_layer_range(text) for layer in every[start:stop]]
+        if not named:
+            raise ValueError(f"layers {text}: the model has {count} layers, 0 to {count - 1}")
+        found.update(dict.fromkeys(named, canonical(dtype)))
+    return found
 
 
 def layer_dtypes(layers: tuple[tuple[str, str], ...], model: ModelFacts, compute: str) -> LayerDtypes:

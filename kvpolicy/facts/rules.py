@@ -88,3 +88,4 @@ class Rule:
     attention_unset: bool = False  # nothing has chosen a backend so far
     kv_dtype: tuple[str, ...] = ()
     page_over_one: bool = False
+    engine_allocator: bool = False  # not where the policy decides who hands out slots; its reader looks

@@ -36,17 +36,25 @@ def pool_class(model: ModelFacts, kv_dtype: str, version: Version) -> str:
     return "MHATokenToKVPoolMXFP8" if kv_dtype == "mxfp8" else "MHATokenToKVPool"
 
 
-def treatment(pool: str, version: Version) -> tuple[str, str]:
-    """`(substituted | configured | left alone, why)`, of the nearest version that was read, the older one first."""
+def treatment(pool: str, version: Version, has_layers: bool = False) -> tuple[str, str]:
+    """`(substituted | configured | left alone, why)`, of the nearest version that was read, the older one first.
+
+    A class that the adapter can substitute is, only where the policy gives layers dtypes of their own.
+    """
     found = POOLS[pool]
     read = {tuple(map(int, name.split("."))): outcome for name, outcome in found.items()}
     known = [at for at in sorted(read) if at <= version] or sorted(read)[:1]
-    return read[known[-1]]
+    outcome = read[known[-1]]
+    if outcome[0] == "substituted" and not has_layers:
+        return "configured", "made with the page size and the dtype of the engine's arguments"
+    return outcome
 
 
 def report_pool(findings: Findings, target: EngineTarget, model: ModelFacts, kv_dtype: str) -> None:
     """Add the class that holds the model's KV (KVP508)."""
     pool = pool_class(model, kv_dtype, target.facts)
-    outcome, why = treatment(pool, target.facts)
+    cache = findings.policy.cache
+    has_layers = bool(cache and cache.kv_dtype and cache.kv_dtype.layers)
+    outcome, why = treatment(pool, target.facts, has_layers)
     data = {"pool_class": pool, "outcome": outcome, "why": why, "model": model.name}
     findings.info("KVP508", "", f"KV pool {pool}: {outcome} ({why})", data)

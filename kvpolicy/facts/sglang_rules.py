@@ -340,8 +340,9 @@ _SCHEDULER = (
     ),
     Rule(
         name="cpu-paging", field="page_size", effect=Note(warn=True), gpu=("cpu",), page_over_one=True,
-        until=(0, 5, 20), source="mem_cache/allocator/paged.py alloc_extend",
-        reason="a Triton kernel hands out pages over 1 token: on a CPU start with triton installed, TRITON_INTERPRET=1",
+        until=(0, 5, 20), source="mem_cache/allocator/paged.py alloc_extend", engine_allocator=True,
+        reason="a Triton kernel hands out pages over 1 token: on a CPU start with TRITON_INTERPRET=1, or let the "
+        "policy hand them out (`allocator: {order: lifo}`)",
     ),
     Rule(
         name="flashinfer-plan", field="page_size", effect=Note(), attention=("flashinfer",), page_over_one=True,

@@ -30,7 +30,6 @@ class Gap:
 
 
 MISSING: tuple[Gap, ...] = (
-    Gap("sglang", "cache.kv_dtype.layers", "SGLang's pools hold one dtype for all layers", harmless=({},)),
     Gap(
         "sglang",
         "backend.page_native",
@@ -38,8 +37,6 @@ MISSING: tuple[Gap, ...] = (
         harmless=(False,),
     ),
     Gap("sglang", "backend.cascade", "SGLang has no cascade attention for shared prefixes", harmless=("off",)),
-    Gap("sglang", "allocator.order", "the adapter leaves SGLang's slot allocators as they are"),
-    Gap("sglang", "allocator.guard", "the adapter leaves SGLang's slot allocators as they are", harmless=("off",)),
     Gap("sglang", "hints.allow", "requests carry no hints yet", harmless=([],)),
     Gap("sglang", "hints.max_ttl", "requests carry no hints yet"),
     Gap("vllm", "backend.page_native", "vLLM's kernels read pages on every backend", harmless=(True,)),

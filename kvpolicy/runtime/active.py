@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvpolicy.eviction.watermark import Watermark
     from kvpolicy.language import Policy
 
-__all__ = ["ActivePolicy", "Conflict", "Setting", "current", "set_current"]
+__all__ = ["ActivePolicy", "AllocatorState", "Conflict", "Setting", "current", "set_current"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -51,6 +51,18 @@ class Conflict:
 
 
 @dataclass(slots=True, eq=False)
+class AllocatorState:
+    """Who hands out the KV pool's slots, and what its guard found."""
+
+    core: str = "engine"  # "kvpolicy": our free list under the engine's class; "engine": its own
+    reason: str = "the policy leaves the allocator to the engine"
+    order: str | None = None  # None: the engine's own
+    guard: str = "off"
+    free_list: Any = None  # kvpolicy.allocators.FreeList, or None with core "engine"
+    faults: Counter[str] = field(default_factory=Counter)  # units by kind of fault
+
+
+@dataclass(slots=True, eq=False)
 class ActivePolicy:
     """See the module text. Counters are written by the scheduler thread alone and only ever read elsewhere."""
 
@@ -75,6 +87,7 @@ class ActivePolicy:
     pool_tokens: int = 0
     kv_pool: dict[str, Any] = field(default_factory=dict)  # the pool that was built: class, dtype, page size
     watermark: Watermark | None = None  # at work; None: the engine evicts what an allocation lacks
+    allocator: AllocatorState | None = None  # None: no allocator of this engine can be replaced
     workers: int = 0  # worker processes that proved to have the policy, where an engine asks them
 
     # -- counters kept here because they exist without an index too --
@@ -85,6 +98,8 @@ class ActivePolicy:
     on_evict: Callable[[ActivePolicy, float], None] | None = None
     #: Called with the figures of fragmentation whenever a status was asked for; set by the metrics side.
     on_measure: Callable[[dict[str, Any]], None] | None = None
+    #: Called as `(active)` when the allocator's guard found something.
+    on_allocator_fault: Callable[[ActivePolicy], None] | None = None
 
     def origin(self, path: str) -> str:
         """file:line of one value of the policy, or of the policy as a whole."""

@@ -16,6 +16,7 @@ __all__ = ["PATHS", "activate", "carried_by", "load_active", "say", "summary"]
 #: Where the values stand in a policy that can be in conflict with an engine.
 PATHS = (
     "eviction",
+    "allocator",
     "cache.page_size",
     "cache.kv_dtype",
     "cache.kv_dtype.layers",

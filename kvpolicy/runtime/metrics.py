@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
+    "ALLOCATOR_FAULTS",
     "EVICTED_TOKENS",
     "EVICTIONS",
     "EVICT_SECONDS",
@@ -37,6 +38,9 @@ INFO = Metric("kvpolicy_info", "The policy in force; always 1.", ("policy", "dig
 EVICTIONS = Metric("kvpolicy_evictions", "Evicted cache units by the rule that last held them.", ("rule",))
 EVICTED_TOKENS = Metric("kvpolicy_evicted_tokens", "Evicted tokens by the rule that last held them.", ("rule",))
 FALLBACKS = Metric("kvpolicy_fallbacks", "Calls served in the engine's order after a fault.", ("reason",))
+ALLOCATOR_FAULTS = Metric(
+    "kvpolicy_allocator_faults", "Slots or pages that the allocator's guard found misused, and repaired.", ("kind",)
+)
 EVICT_SECONDS = Metric("kvpolicy_evict_seconds", "Duration of one eviction call.")
 VICTIM_DIGEST = Metric(
     "kvpolicy_victim_digest",

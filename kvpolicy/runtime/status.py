@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .active import ActivePolicy
+from .active import ActivePolicy, AllocatorState
 
 if TYPE_CHECKING:
     from kvpolicy.eviction.watermark import Watermark
@@ -42,7 +42,19 @@ def start_facts(active: ActivePolicy) -> dict[str, Any]:
         "algorithm": active.algorithm,
         "pool_tokens": active.pool_tokens,
         **({"kv_pool": active.kv_pool} if active.kv_pool else {}),
+        **({"allocator": _allocator(active.allocator)} if active.allocator is not None else {}),
         "conflicts": [conflict.message for conflict in active.conflicts],
+    }
+
+
+def _allocator(state: AllocatorState) -> dict[str, Any]:
+    """Who hands out slots, and what its guard found (units by kind of fault)."""
+    return {
+        "core": state.core,
+        "reason": state.reason,
+        "order": state.order,
+        "guard": state.guard,
+        "faults": dict(state.faults),
     }
 
 
@@ -84,6 +96,7 @@ def line(active: ActivePolicy) -> str:
     return (
         f"kvpolicy: policy {active.name}, digest {active.digest[:12]}, core {active.core} ({active.core_reason})"
         f"{f', {active.algorithm}' if active.algorithm else ''}{f'; {settings}' if settings else ''}{built}"
+        f"{f'; slots: {active.allocator.reason}' if active.allocator and active.allocator.core == 'kvpolicy' else ''}"
     )
 
 

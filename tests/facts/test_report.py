@@ -42,6 +42,17 @@ def codes(items: list[Diagnostic]) -> set[str]:
     return {item.code for item in items}
 
 
+def test_paging_on_a_cpu_needs_triton_unless_the_policy_hands_out_pages() -> None:
+    for section, warned in (
+        ("", True),
+        ("allocator: {guard: off}\n", True),
+        ("allocator: {order: runs}\n", False),
+        ("allocator: {guard: sampled}\n", False),
+    ):
+        items = report(policy(f"cache: {{page_size: 16}}\n{section}"), engine="sglang==0.5.20", gpu="cpu")
+        assert [item.severity for item in items if "TRITON_INTERPRET" in item.message] == ["warning"] * warned
+
+
 def test_the_whole_block_for_a_plain_deployment(config: Any) -> None:
     items = report(
         policy("cache: {page_size: 16}"),

@@ -1,8 +1,9 @@
 """Greedy outputs of one workload, one request at a time, on a pool so small that most of it is evicted.
 
-    python outputs.py MODEL TEXT POOL_TOKENS (stock:PAGE | POLICY) ...
+    python outputs.py [--passes N] MODEL TEXT POOL_TOKENS (stock:PAGE | auto:PAGE | POLICY) ...
 
-Tells one object an engine: what it generated, what it found cached, what it evicted, and whether its books balance.
+`stock` has a KV cache of bf16, `auto` of the model's own dtype. Tells one object an engine: what it generated, what it
+found cached, what it evicted, and whether its books balance.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from subject import Subject, tell
 
-STOCK = "stock:"
+STOCK = {"stock": "bf16", "auto": "auto"}  # KV dtype
 NEW_TOKENS = 6
 SYSTEM = (
     "You are the assistant of the harbour office of Lindholm. Answer in one sentence, from these facts only. The ferry "
@@ -51,15 +52,19 @@ def measure(subject: Subject, prompts: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, text, pool_tokens, *cases = sys.argv[1:]
-    prompts = workload(Path(text))
+    arguments_given, passes = sys.argv[1:], 1
+    if arguments_given[0] == "--passes":
+        passes, arguments_given = int(arguments_given[1]), arguments_given[2:]
+    model, text, pool_tokens, *cases = arguments_given
+    prompts = workload(Path(text)) * passes
     policy: str | None
     arguments: dict[str, Any]
     for case in cases:
         policy, arguments = case, {}
-        if case.startswith(STOCK):
-            page = int(case.removeprefix(STOCK))
-            policy, arguments = None, {"page_size": page, "attention_backend": "torch_native", "kv_cache_dtype": "bf16"}
+        kind, _, page = case.partition(":")
+        if kind in STOCK:
+            policy, arguments = None, {"attention_backend": "torch_native", "kv_cache_dtype": STOCK[kind]}
+            arguments["page_size"] = int(page)
         with Subject(model, policy, int(pool_tokens), chunked_prefill_size=128, **arguments) as subject:
             tell({"case": case, **measure(subject, prompts)})
 

@@ -10,6 +10,9 @@ that each detector of these tests is seen to detect:
     wrong-slot   one slot of a shared prefix gets the keys and values of another: what a slot that was freed
                  too early and written again looks like
     lost-slot    one page is taken out of the allocator and forgotten
+    order-ORDER  not a fault: the policy's allocator hands out in that order from now on
+    freed-twice, padding-freed, foreign-freed, in-use-and-free
+                 what an allocator's guard repairs, at page sizes above 1
 """
 
 from __future__ import annotations
@@ -133,4 +136,49 @@ def lost_slot(scheduler: Any) -> None:
     allocator.free_pages = allocator.free_pages[1:]
 
 
-FAULTS = {"wrong-slot": wrong_slot, "lost-slot": lost_slot}
+def freed_twice(scheduler: Any) -> None:
+    """A page that is free already."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    allocator.free(allocator.free_pages[:1] * allocator.page_size)
+
+
+def padding_freed(scheduler: Any) -> None:
+    allocator = scheduler.token_to_kv_pool_allocator
+    allocator.free(allocator.free_pages[:1] * 0)
+
+
+def foreign_freed(scheduler: Any) -> None:
+    """A page beyond the pool."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    allocator.free(allocator.free_pages[:1] * 0 + allocator.size + 10 * allocator.page_size)
+
+
+def in_use_and_free(scheduler: Any) -> None:
+    """A page of the tree is the next to be handed out."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    held = slots_of(nodes_of(scheduler.tree_cache)[0])[0] // allocator.page_size
+    allocator.free_list.give(allocator.free_pages[:1] * 0 + held)
+
+
+def in_order(order: str) -> Any:
+    def change(scheduler: Any) -> None:
+        from kvpolicy_sglang.allocator_hooks import change_order
+
+        from kvpolicy.runtime.active import current
+
+        active = current()
+        if active is not None:  # stock sees the same requests
+            change_order(active, scheduler.token_to_kv_pool_allocator, order)
+
+    return change
+
+
+FAULTS = {
+    **{f"order-{order}": in_order(order) for order in ("fifo", "lifo", "address", "runs")},
+    "wrong-slot": wrong_slot,
+    "lost-slot": lost_slot,
+    "freed-twice": freed_twice,
+    "padding-freed": padding_freed,
+    "foreign-freed": foreign_freed,
+    "in-use-and-free": in_use_and_free,
+}

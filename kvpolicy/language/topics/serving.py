@@ -39,23 +39,26 @@ SERVING = topics(
         "another KV dtype for some layers",
         '`cache.kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16}}` is part of the language. On vLLM it becomes '
         "`--kv-cache-dtype-skip-layers` where that option can express it: the layers named must keep the model's "
-        "own dtype. SGLang's pools hold one dtype for all layers, and `check` says so (KVP601) instead of passing "
-        "over it; its bytes a token are those of the default. Precision by age (vllm#49198) has no word: a page's "
-        "dtype cannot change where it lies.\n\n"
-        "Where FP8 hurts a model, one dtype for all layers is what can be chosen: `check --model --gpu` lists what "
-        "is publicly reported for the model, dtype and GPU at hand (KVP521, KVP522).",
+        "own dtype. On SGLang the pool of a model with plain attention is built so, with the triton and torch_native "
+        "backends; elsewhere it is a conflict that `check --model --gpu` names (KVP511), and `check` counts the bytes "
+        "of each layer (KVP504). Precision by age (vllm#49198) has no word: a page's dtype cannot change where it "
+        "lies.\n\n"
+        "Which layers need it is a measurement. `check --model --gpu` lists what is publicly reported for the model, "
+        "dtype and GPU at hand (KVP521, KVP522).",
     ),
     Topic(
         "leaks",
         "memory leaks, double frees, and the engine's own checks",
-        "SGLang counts its tokens when it is idle and ends the server when the sum is off. kvpolicy allocates and "
-        "frees nothing: it names victims, and the engine checks and frees each one. Whatever is named is verified "
-        "to be an unlocked, resident leaf first; a fault of the policy is answered with the engine's own order for "
-        "that call, counted under `fallbacks`, and never reaches the scheduler. A leak that the engine has without "
-        "kvpolicy stays.\n\n"
-        "Our own checks are incremental: each victim costs one look. The O(n) sanity check of an engine "
-        "(sglang#26796) is the engine's; `allocator.guard`, meant to check slots for double use, is not honoured "
-        "yet (KVP601).\n\n"
+        "SGLang counts its tokens when it is idle and ends the server when the sum is off. An eviction policy "
+        "frees nothing itself: it names victims, and the engine checks and frees each one. Whatever is named is "
+        "verified to be an unlocked, resident leaf first; a fault of the policy is answered with the engine's own "
+        "order for that call, counted under `fallbacks`, and never reaches the scheduler. A leak that the engine has "
+        "without kvpolicy stays.\n\n"
+        "On SGLang, `allocator: {guard: full}` watches every slot or page that is handed out and given back: a "
+        "double free, a free of the padding or of an id that the pool does not have, and a hand-out of what is in "
+        "use are repaired, counted in /server_info and /metrics, and reported once each with the call that did it. "
+        "`sampled` does it for every 16th call. The guard finds misuse, not leaks; the O(n) sanity check of an engine "
+        "(sglang#26796) is the engine's.\n\n"
         "KVPOLICY_DISABLE=1 starts the same command line as stock, which tells whose fault it is.",
     ),
     Topic(

@@ -13,6 +13,7 @@ from kvpolicy_sglang.cache_support import FEATURES, NO_WATERMARK, Needs, support
 
 from kvpolicy.runtime.support import refusal
 from tests.inside.activation import activate
+from tests.tables import features_table, printed
 
 DOCS = Path(__file__).resolve().parents[3] / "docs/sglang.md"
 
@@ -180,19 +181,8 @@ def test_the_documentation_lists_what_watermarks_do_not_go_with() -> None:
     assert listed == [*NO_WATERMARK]
 
 
-def table() -> str:
-    rows = ["| feature | flag | outcome | why |", "| --- | --- | --- | --- |"]
-    rows += [
-        f"| {f.name} | {'`' + f.flag + '`' if f.flag.startswith('-') else f.flag} | {f.kind} | {f.reason} |"
-        for f in FEATURES
-    ]
-    return "\n".join(rows)
-
-
 def test_the_documentation_prints_this_table() -> None:
-    text = DOCS.read_text()
-    printed = text.split("<!-- features -->\n")[1].split("\n<!-- /features -->")[0]
-    assert printed == table()
+    assert printed(DOCS, "features") == features_table(FEATURES)
 
 
 def test_a_refusal_names_the_policy_and_the_ways_out() -> None:

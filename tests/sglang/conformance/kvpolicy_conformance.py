@@ -6,6 +6,7 @@
 - `order`: the eviction order the test asked for, from our index, attached by the adapter itself (`build_cache`).
 - `rules`: the same order, with rules that hold nobody back. Every node is stamped, every hit counted and every
   admission decided, and the victims must still be the same.
+- `slots`: not the caches but the slot allocators are ours (see swap_slots.py).
 
 Whether a cache is one that the adapter steers is the adapter's own decision, as in a server; what it leaves to the
 engine is counted with its reason. The report is one JSON object: the outcome of each test, and what was swapped.
@@ -26,6 +27,7 @@ from typing import Any
 import pytest
 from activation import activate
 from conformance_report import IDLE_RULES, add_options, begin
+from swap_slots import SlotSwap
 
 _POOL_TOKENS = 1 << 20  # for a test without an allocator
 #: Modules that SGLang renamed, for tests of a neighbouring version: the old name, then the new one.
@@ -167,7 +169,7 @@ def _context(params: Any) -> Any:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = add_options(parser, "order", "rules")
+    group = add_options(parser, "order", "rules", "slots")
     group.addoption("--kvpolicy-neighbour", action="store_true", help="the tests are of another version of SGLang")
 
 
@@ -176,7 +178,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--kvpolicy-neighbour"):
         _provide_renamed()
         config.pluginmanager.register(Placeholders())
-    begin(config, Swap)
+    begin(config, lambda what: SlotSwap() if what == "slots" else Swap(what))
 
 
 class Placeholders:

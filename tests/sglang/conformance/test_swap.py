@@ -82,7 +82,7 @@ def test_swap(sglang_env: Callable[..., Any], tmp_path: Path, version: str) -> N
     suite = tmp_path / conformance.FOLDERS[0] / "test_mini.py"
     suite.parent.mkdir(parents=True)
     suite.write_text(SUITE.format(default=DEFAULT_CACHE[version]))
-    stock, order, rules = (
+    stock, order, rules, slots = (
         run_column(sglang_env(version), name, [suite], neighbour=True) for name in conformance.COLUMNS
     )
 
@@ -100,6 +100,9 @@ def test_swap(sglang_env: Callable[..., Any], tmp_path: Path, version: str) -> N
         assert ours.swap["built"] == ours.swap["attached"] == {DEFAULT_CACHE[version]: 3}
         assert ours.swap["victims"] == 2
         assert ours.swap["fallbacks"] == {}
+    assert new_failures(stock, slots) == []
+    assert slots.swap["built"] == {"TokenToKVPoolAllocator": 2}
+    assert slots.swap["units handed out"] > slots.swap["units given back"] > 0
 
 
 def test_comparison() -> None:

@@ -8,19 +8,15 @@ from kvpolicy_vllm.cache_support import FEATURES
 from kvpolicy_vllm.resolution import FIELDS
 
 from kvpolicy.facts.engines import supported_span
+from tests.tables import features_table, printed
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs/vllm.md").read_text()
+DOCS = Path(__file__).resolve().parents[3] / "docs/vllm.md"
 
 
 def test_the_documentation_prints_the_features() -> None:
-    rows = ["| feature | flag | outcome | why |", "| --- | --- | --- | --- |"]
-    rows += [
-        f"| {f.name} | {'`' + f.flag + '`' if f.flag.startswith('--') else f.flag} | {f.kind} | {f.reason} |"
-        for f in FEATURES
-    ]
-    assert TEXT.split("<!-- features -->\n")[1].split("\n<!-- /features -->")[0] == "\n".join(rows)
+    assert printed(DOCS, "features") == features_table(FEATURES)
 
 
 def test_the_documentation_names_the_versions_and_every_flag() -> None:
-    assert f"Supported: vLLM {supported_span('vllm')}," in TEXT
-    assert [flag for flag in FIELDS.values() if f"`{flag}`" not in TEXT] == []
+    assert f"Supported: vLLM {supported_span('vllm')}," in DOCS.read_text()
+    assert [flag for flag in FIELDS.values() if f"`{flag}`" not in DOCS.read_text()] == []

@@ -1,0 +1,31 @@
+"""SGLang's own allocators and ours under the scheduler's calls: equal ids where the order is the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpolicy.allocators import ORDERS
+from tests.programs import Program, run_all
+from tools.environment import EngineEnv
+
+pytestmark = pytest.mark.engine
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
+def test_equal_ids_call_for_call(sglang_env: Callable[..., EngineEnv], version: str) -> None:
+    engine = sglang_env(version)
+    # The classes under test are the GPU server's; only a server needs the switch to SGLang's CPU engine.
+    engine = replace(engine, env={key: value for key, value in engine.env.items() if key != "SGLANG_USE_CPU_ENGINE"})
+    runs = run_all(Program(engine, HERE / "differential.py", "250"))
+    assert [(run["page"], run["order"], run["need_sort"]) for run in runs] == [
+        (page, order, need_sort) for page in (1, 16) for order in ORDERS for need_sort in (False, True)
+    ]
+    assert all(run["calls"] > 180 for run in runs)
+    compared = [(run["page"], run["order"]) for run in runs if run["sides"] == 2]
+    assert compared == [(1, "fifo"), (1, "fifo"), (16, "lifo"), (16, "lifo")]
