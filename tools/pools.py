@@ -90,7 +90,9 @@ class Sources:
 
     def outcome(self, pool: str, substituted: set[str]) -> Outcome:
         if pool in substituted:
-            return Outcome("substituted", "a subclass of ours takes its place where layers have dtypes of their own")
+            return Outcome(
+                "substituted", "by a subclass of ours where layers have dtypes of their own; else configured"
+            )
         if self.files[pool].startswith("hardware_backend/"):
             return Outcome("left alone", "another platform's")
         builders = self.builders_of(pool)

@@ -71,9 +71,9 @@ POOLS: dict[str, dict[str, tuple[str, str]]] = {
         "0.5.23": ("left alone", "a part of MiniMaxSparseKVPool, which makes it"),
     },
     "MHATokenToKVPool": {
-        "0.5.18": ("substituted", "a subclass of ours takes its place where layers have dtypes of their own"),
-        "0.5.20": ("substituted", "a subclass of ours takes its place where layers have dtypes of their own"),
-        "0.5.23": ("substituted", "a subclass of ours takes its place where layers have dtypes of their own"),
+        "0.5.18": ("substituted", "by a subclass of ours where layers have dtypes of their own; else configured"),
+        "0.5.20": ("substituted", "by a subclass of ours where layers have dtypes of their own; else configured"),
+        "0.5.23": ("substituted", "by a subclass of ours where layers have dtypes of their own; else configured"),
     },
     "MHATokenToKVPoolFP4": {
         "0.5.18": ("configured", "made with the page size and the dtype of the engine's arguments"),

@@ -85,8 +85,8 @@ FACTS = codes(
         "KVP508",
         "KV pool class of the engine",
         "Which of SGLang's pool classes holds this model's KV, and what a policy does to it: `configured` (the engine "
-        "makes it with the policy's page size and dtype), `substituted` (for `kv_dtype.layers`, by a subclass) or `left "
-        "alone`, with the reason. docs/pools.md has the table, read from the engine's sources.",
+        "makes it with the policy's page size and dtype), `substituted` (for `kv_dtype.layers`, by a subclass) or "
+        "`left alone`, with the reason. docs/pools.md has the table, read from the engine's sources.",
         args=(*_SGLANG, "--model", "config.json"),
     ),
     Code(
