@@ -1,0 +1,63 @@
+"""A result as text for people."""
+
+from __future__ import annotations
+
+from kvpolicy.fidelity.comparison import Difference
+from kvpolicy.fidelity.result import Result
+
+__all__ = ["render_result"]
+
+_TITLES = {"cached": "after cache hits", "cold": "in one prefill"}
+_HEAD = f"  {'':<22}{'tokens':>7}  {'KL mean':>8}  {'KL p99':>8}  {'same top-1':>10}  {'perplexity':>18}\n"
+
+
+def render_result(result: Result) -> str:
+    """A table a pass, then the verdict."""
+    measured, reference = result.measured, result.reference
+    text = (
+        f"{result.model.name} on {_engine(result)}, {measured.device}: KV {_dtype(measured.kv_dtype, measured.kv_layers)} "
+        f"against {_dtype(reference.kv_dtype, reference.kv_layers)}"
+        f" (the model computes in {measured.model_dtype})\n"
+        f"{result.text}: {result.windows} windows of at most {result.longest_window_tokens} tokens; "
+        f"pages of {measured.page_size}, attention {measured.attention}\n"
+    )
+    if reference.attention != measured.attention:
+        text += f"note: the reference ran attention {reference.attention}; its rounding is part of the difference\n"
+    if result.is_control:
+        text += "note: both runs store the same, so this is a control: only the engine's own rounding can differ\n"
+    steps = f"prefix from the cache, in steps of {result.stride_tokens}"
+    for kind, (whole, buckets) in result.passes.items():
+        text += f"\n{_TITLES[kind]} ({steps if kind == 'cached' else 'nothing reused'})\n{_HEAD}"
+        for bucket in buckets:
+            last = min(bucket.end, result.longest_window_tokens) - 1
+            text += _line(f"positions {bucket.first}-{last}", bucket.difference)
+        text += _line("all", whole)
+    text += "\n" + _line("rounding alone", result.floor).replace("\n", "   (the reference's two passes)\n")
+    mass = min(whole.listed_mass for whole, _ in result.passes.values())
+    text += (
+        f"\nKL in nats a token, a lower bound from the top {result.top_k} of both runs, which hold {mass:.1%} of the "
+        f"probability\nverdict: {result.verdict.level}"
+    )
+    return text + "".join(f"\n  {reason}" for reason in result.verdict.reasons) + "\n"
+
+
+def _engine(result: Result) -> str:
+    name = {"sglang": "SGLang", "vllm": "vLLM"}[result.measured.engine]
+    return f"{name} {result.measured.version}"
+
+
+def _dtype(dtype: str, layers: object) -> str:
+    if not isinstance(layers, dict) or not layers:
+        return dtype
+    groups: dict[str, list[str]] = {}
+    for layer, other in layers.items():
+        groups.setdefault(other, []).append(layer)
+    return f"{dtype} ({'; '.join(f'{other} in layers {", ".join(named)}' for other, named in groups.items())})"
+
+
+def _line(label: str, found: Difference) -> str:
+    change = f"{found.perplexity_reference:.2f} {found.perplexity_change:+.2%}"
+    return (
+        f"  {label:<22}{found.tokens:>7}  {found.kl_mean:>8.5f}  {found.kl_p99:>8.5f}  {found.top1_agreement:>10.2%}"
+        f"  {change:>18}\n"
+    )
