@@ -40,7 +40,7 @@ class VllmScorer:
             device=_device(),
             model_dtype=model_dtype,
             kv_dtype=canonical(str(found.get("cache.kv_dtype", model_dtype))),  # not asked: the model's own
-            kv_layers={layer: model_dtype for layer in found.get("cache.kv_dtype.layers") or ()},
+            kv_layers=dict.fromkeys(found.get("cache.kv_dtype.layers") or (), model_dtype),
             page_size=int(config.cache_config.block_size),
             attention=str(found.get("backend.attention")),
         )

@@ -21,7 +21,7 @@ Level = Literal["ok", "noticeable", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What tells one model from another by its config.json. Fine-tunes of one model share it: ``name`` does not count."""
+    """What tells one model from another by its config.json. Fine-tunes share it: ``name`` does not count."""
 
     name: str
     architecture: str

@@ -68,8 +68,8 @@ def _answers(scorer: Scorer, job: Job) -> Iterator[dict[str, Any]]:
             scored = scorer.score(tokens[:end], start, reuse=True)
             if scored.cached_tokens != start:
                 raise FidelityError(
-                    f"the engine took {scored.cached_tokens} of {start} prefix tokens from its cache: is prefix caching "
-                    "off, or the pool too small for one window?"
+                    f"the engine took {scored.cached_tokens} of {start} prefix tokens from its cache: is prefix "
+                    "caching off, or the pool too small for one window?"
                 )
             yield _row("cached", index, start, end, scored)
     for index, tokens in enumerate(windows):

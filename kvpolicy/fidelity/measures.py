@@ -51,9 +51,9 @@ def same_top(p: Listed, q: Listed) -> bool:
 def kl_lower_bound(p: Listed, q: Listed) -> float:
     """The least KL(P || Q), in nats, of distributions with these lists.
 
-    Tokens listed by both count singly. Those that only P lists form a group A whose mass under Q is unknown but at most
-    ``len(A) * exp(q.lowest)`` and the mass Q has left; likewise B, that only Q lists. All other tokens are one rest. The
-    two unknown masses are set to what makes the KL smallest (convex in both, so alternating minimization finds it).
+    Tokens listed by both count singly. Those that only P lists form a group A whose mass under Q is unknown but at
+    most ``len(A) * exp(q.lowest)`` and the mass Q has left; likewise B, that only Q lists. All other tokens are one
+    rest. The two unknown masses are set to what makes the KL smallest (convex in both: alternating minimization).
     """
     both = [token for token in p.logprobs if token in q.logprobs]
     known = math.fsum(math.exp(p.logprobs[t]) * (p.logprobs[t] - q.logprobs[t]) for t in both)

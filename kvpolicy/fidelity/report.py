@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvpolicy.fidelity.base import Settings
 from kvpolicy.fidelity.comparison import Difference
 from kvpolicy.fidelity.result import Result
 
@@ -15,9 +16,8 @@ def render_result(result: Result) -> str:
     """A table a pass, then the verdict."""
     measured, reference = result.measured, result.reference
     text = (
-        f"{result.model.name} on {_engine(result)}, {measured.device}: KV {_dtype(measured.kv_dtype, measured.kv_layers)} "
-        f"against {_dtype(reference.kv_dtype, reference.kv_layers)}"
-        f" (the model computes in {measured.model_dtype})\n"
+        f"{result.model.name} on {_engine(result)}, {measured.device}: KV {_dtype(measured)} against "
+        f"{_dtype(reference)} (the model computes in {measured.model_dtype})\n"
         f"{result.text}: {result.windows} windows of at most {result.longest_window_tokens} tokens; "
         f"pages of {measured.page_size}, attention {measured.attention}\n"
     )
@@ -46,13 +46,13 @@ def _engine(result: Result) -> str:
     return f"{name} {result.measured.version}"
 
 
-def _dtype(dtype: str, layers: object) -> str:
-    if not isinstance(layers, dict) or not layers:
-        return dtype
+def _dtype(settings: Settings) -> str:
+    """`fp8_e4m3 (bf16 in layers 0, 1)`."""
     groups: dict[str, list[str]] = {}
-    for layer, other in layers.items():
-        groups.setdefault(other, []).append(layer)
-    return f"{dtype} ({'; '.join(f'{other} in layers {", ".join(named)}' for other, named in groups.items())})"
+    for layer, dtype in settings.kv_layers.items():
+        groups.setdefault(dtype, []).append(layer)
+    named = "; ".join(f"{dtype} in layers {', '.join(layers)}" for dtype, layers in groups.items())
+    return f"{settings.kv_dtype} ({named})" if named else settings.kv_dtype
 
 
 def _line(label: str, found: Difference) -> str:
