@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -74,9 +75,18 @@ def _child(engine: str, job: Job, log: IO[str]) -> Iterator[tuple[subprocess.Pop
                 json.dump(asdict(job), process.stdin)
             yield process, answers
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill the child and its engine's processes, and wait: the next engine needs their memory."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for _ in range(200):  # 10 s; one that nobody reaps stays for ever, and holds nothing
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+    process.wait()
 
 
 def _gather(answers: IO[str], tell: Tell) -> Run | None:
