@@ -9,7 +9,7 @@ from kvpolicy.fidelity.result import Result
 __all__ = ["render_result"]
 
 _TITLES = {"cached": "after cache hits", "cold": "in one prefill"}
-_HEAD = f"  {'':<22}{'tokens':>7}  {'KL mean':>8}  {'KL p99':>8}  {'same top-1':>10}  {'perplexity':>18}\n"
+_HEAD = f"  {'':<22}{'tokens':>7}  {'KL mean':>8}  {'KL p99':>8}  {'same top-1':>10}  {'perplexity':>22}\n"
 
 
 def render_result(result: Result) -> str:
@@ -56,8 +56,8 @@ def _dtype(settings: Settings) -> str:
 
 
 def _line(label: str, found: Difference) -> str:
-    change = f"{found.perplexity_reference:.2f} {found.perplexity_change:+.2%}"
+    change = f"{found.perplexity_reference:.2f} {found.perplexity_change:+.2%} ±{found.nll_change_error:.2%}"
     return (
         f"  {label:<22}{found.tokens:>7}  {found.kl_mean:>8.5f}  {found.kl_p99:>8.5f}  {found.top1_agreement:>10.2%}"
-        f"  {change:>18}\n"
+        f"  {change:>22}\n"
     )

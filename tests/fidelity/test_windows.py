@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +108,7 @@ def child(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> str:
     (package / "__init__.py").touch()
     (package / "score.py").write_text(CHILD + body)
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))  # logs of failed runs stay
     return "pretended"
 
 
@@ -140,8 +140,6 @@ for kind in ("cached", "cold"):
 def test_a_child_that_fails_is_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(FidelityError, match=message) as caught:
         run_child(child(tmp_path, monkeypatch, body), JOB, lambda done, total: None)
     logs = list(tmp_path.glob("*.log"))
