@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import DEMO_VERSION
 from tests.programs import with_path
-from tools.environment import CHECKOUT, EngineEnv
+from tools.environment import EngineEnv
 
 pytestmark = pytest.mark.engine
 
