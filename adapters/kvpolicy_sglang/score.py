@@ -29,18 +29,19 @@ class SglangScorer:
 
     def settings(self) -> Settings:
         block = self._engine.get_server_info()["internal_states"][0]["kvpolicy"]
-        found = {path: setting["effective"] for path, setting in block["settings"].items()}
+        built, asked = block["built"], block["settings"]
         arguments = self._engine.server_args
         model_dtype = canonical(str(self._engine.tokenizer_manager.model_config.dtype))
+        backend = probe.resolved(arguments, "attention_backend")  # for classes that serve several names
         return Settings(
             engine="sglang",
             version=importlib.metadata.version("sglang"),
             device=_device(arguments.device),
             model_dtype=model_dtype,
-            kv_dtype=canonical(str(found.get("cache.kv_dtype", model_dtype))),  # not asked: the model's own
-            kv_layers=dict(found.get("cache.kv_dtype.layers") or {}),
-            page_size=int(probe.resolved(arguments, "page_size")),
-            attention=str(probe.resolved(arguments, "attention_backend")),
+            kv_dtype=built["kv_cache_dtype"],
+            kv_layers=dict(asked.get("cache.kv_dtype.layers", {}).get("effective") or {}),
+            page_size=int(built["page_size"]),
+            attention=str(built.get("attention_backend", backend)),
         )
 
     def encode(self, text: str) -> list[int]:

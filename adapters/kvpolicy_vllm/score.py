@@ -31,18 +31,18 @@ class VllmScorer:
         import kvpolicy_vllm
 
         (block, *_) = kvpolicy_vllm.status(self._llm)
-        found = {path: setting["effective"] for path, setting in block["settings"].items()}
-        config = self._llm.llm_engine.vllm_config
-        model_dtype = canonical(str(config.model_config.dtype))
+        built, asked = block["built"], block["settings"]
+        model_dtype = canonical(str(self._llm.llm_engine.vllm_config.model_config.dtype))
+        skipped = asked.get("cache.kv_dtype.layers", {}).get("effective") or ()
         return Settings(
             engine="vllm",
             version=importlib.metadata.version("vllm"),
             device=_device(),
             model_dtype=model_dtype,
-            kv_dtype=canonical(str(found.get("cache.kv_dtype", model_dtype))),  # not asked: the model's own
-            kv_layers=dict.fromkeys(found.get("cache.kv_dtype.layers") or (), model_dtype),
-            page_size=int(config.cache_config.block_size),
-            attention=str(found.get("backend.attention")),
+            kv_dtype=built["kv_cache_dtype"],
+            kv_layers=dict.fromkeys(skipped, model_dtype),
+            page_size=int(built["block_size"]),
+            attention=built["attention_backend"],
         )
 
     def encode(self, text: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvpolicy.fidelity.base import Settings
 from kvpolicy.fidelity.comparison import Difference
 from kvpolicy.fidelity.result import Result
+from kvpolicy.fidelity.verdict import change_text
 
 __all__ = ["render_result"]
 
@@ -56,8 +57,8 @@ def _dtype(settings: Settings) -> str:
 
 
 def _line(label: str, found: Difference) -> str:
-    change = f"{found.perplexity_reference:.2f} {found.perplexity_change:+.2%} ±{found.nll_change_error:.2%}"
+    perplexity = f"{found.perplexity_reference:.2f} {change_text(found)} ±{found.nll_change_error:.2%}"
     return (
         f"  {label:<22}{found.tokens:>7}  {found.kl_mean:>8.5f}  {found.kl_p99:>8.5f}  {found.top1_agreement:>10.2%}"
-        f"  {change:>22}\n"
+        f"  {perplexity:>22}\n"
     )

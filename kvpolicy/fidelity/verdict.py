@@ -15,7 +15,7 @@ from typing import Literal
 
 from kvpolicy.fidelity.comparison import Difference
 
-__all__ = ["LIMITS", "Level", "Limits", "Verdict", "judge"]
+__all__ = ["LIMITS", "Level", "Limits", "Verdict", "change_text", "judge"]
 
 Level = Literal["ok", "noticeable", "bad"]
 
@@ -56,6 +56,12 @@ def judge(passes: dict[str, Difference], floor: Difference) -> Verdict:
     return Verdict("ok")
 
 
+def change_text(found: Difference) -> str:
+    """`+1.20%`, or `x5,165` where a percentage says nothing any more."""
+    change = found.perplexity_change
+    return f"{change:+.2%}" if change < 9 else f"x{1 + change:,.0f}"
+
+
 def _passed(limits: Limits, found: Difference, floor: Difference) -> list[str]:
     reasons = []
     if found.kl_mean > max(limits.kl_mean, 2 * floor.kl_mean):
@@ -64,5 +70,5 @@ def _passed(limits: Limits, found: Difference, floor: Difference) -> list[str]:
         reasons.append(f"top-1 agreement {found.top1_agreement:.1%} < {limits.top1_agreement:.0%}")
     certain = math.expm1(found.nll_change - 2 * found.nll_change_error)
     if found.perplexity_change > limits.perplexity_change and certain > 0:
-        reasons.append(f"perplexity {found.perplexity_change:+.1%} > {limits.perplexity_change:+.1%}")
+        reasons.append(f"perplexity {change_text(found)} > {limits.perplexity_change:+.1%}")
     return reasons

@@ -30,8 +30,9 @@ def changed(perplexity_change: float, error: float = 0.0001) -> Difference:
         (replace(SAME, top1_agreement=0.969), "noticeable", "cached: top-1 agreement 96.9% < 97%"),
         (replace(SAME, top1_agreement=0.85), "bad", "cached: top-1 agreement 85.0% < 90%"),
         (changed(0.004), "ok", ""),
-        (changed(0.006), "noticeable", "cached: perplexity +0.6% > +0.5%"),
-        (changed(0.06), "bad", "cached: perplexity +6.0% > +5.0%"),
+        (changed(0.006), "noticeable", "cached: perplexity +0.60% > +0.5%"),
+        (changed(0.06), "bad", "cached: perplexity +6.00% > +5.0%"),
+        (changed(5164.0), "bad", "cached: perplexity x5,165 > +5.0%"),
         (changed(0.06, error=0.05), "ok", ""),  # within two standard errors of no change
         (changed(-0.2), "ok", ""),  # a lower perplexity is no fault by itself
     ],
