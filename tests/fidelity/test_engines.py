@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_VERSION
-from tests.programs import with_path
+from tests.programs import Program, with_path
 from tools.environment import EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -61,3 +61,16 @@ def test_keys_stored_too_coarsely_are_bad(
     assert (code, found["verdict"]["level"]) == (1, "bad")
     assert found["floor"]["kl_mean_nats"] < 0.01, "the reference is not touched"
     assert any(reason.startswith("cached: mean KL") for reason in found["verdict"]["reasons"])
+
+
+def test_a_dtype_that_vllm_misreads_is_bad(
+    vllm_env: Callable[..., EngineEnv], real_model: Path, tmp_path: Path
+) -> None:
+    """vLLM 0.32 on a CPU under float32: docs/facts.md. The reference shows that vLLM's logprobs are read rightly."""
+    engine, policy = vllm_env("0.32.0"), write(tmp_path, "")
+    (found,) = Program(engine, Path(__file__).parent / "vllm_misread.py", real_model, policy).told()
+    assert found["verdict"]["level"] == "bad"
+    assert (found["reference"]["kv_dtype"], found["measured"]["kv_dtype"]) == ("fp32", "bf16")
+    assert found["passes"]["cached"]["all"]["kl_mean_nats"] > 1
+    assert found["floor"]["kl_mean_nats"] < 0.001
+    assert 1 < found["passes"]["cold"]["all"]["perplexity_reference"] < 50
