@@ -24,6 +24,7 @@ from kvpolicy.cli.trace_arguments import tokens
 from kvpolicy.facts import FactsArgumentError, load_model
 from kvpolicy.facts.measured import shape_of
 from kvpolicy.fidelity.base import FidelityError, Job
+from kvpolicy.fidelity.comparison import Run
 from kvpolicy.fidelity.policies import measured_policy, reference_policy
 from kvpolicy.fidelity.report import render_result
 from kvpolicy.fidelity.result import Result, result_of, to_json
@@ -75,7 +76,7 @@ def _engine_arg(text: str) -> tuple[str, Any]:
 def run(args: argparse.Namespace) -> int:
     try:
         engine = _installed(args.engine)
-        shape = shape_of(model := load_model(args.model))
+        model = load_model(args.model)
         if not Path(args.model).is_dir():
             raise _Usage(f"'{args.model}' is not a folder: the engine loads the model from it")
         text, text_name = _text(args.text)
@@ -92,29 +93,30 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(render(loaded.diagnostics, "text", loaded.sources, checked=1))
         return EXIT_USAGE if loaded.unopenable else EXIT_ERROR
     try:
-        documents = {
-            "the reference": reference_policy(loaded.flat, model),
-            "the policy": measured_policy(loaded.flat),
-        }
+        policies = {"reference": reference_policy(loaded.flat, model), "policy": measured_policy(loaded.flat)}
     except FidelityError as error:
         print(f"kvpolicy fidelity: {args.policy}: {error}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        runs = []
-        with tempfile.TemporaryDirectory(prefix="kvpolicy-fidelity-") as folder:
-            for name, document in documents.items():
-                policy = Path(folder) / f"{name.split()[-1]}.yaml"
-                policy.write_text(document, encoding="utf-8")
-                job = Job(args.model, str(policy), text, args.window, args.tokens, args.top_k, dict(args.engine_arg))
-                runs.append(run_child(engine, job, _Progress(f"{name} on {engine}")))
-        result = result_of(
-            *runs, model=shape, policy=args.policy, digest=loaded.digest, text_name=text_name, text=text,
-            top_k=args.top_k,
-        )  # fmt: skip
+        reference, measured = _score(args, engine, policies, text)
+        told: dict[str, Any] = {"policy": args.policy, "digest": loaded.digest, "text_name": text_name, "text": text}
+        result = result_of(reference, measured, model=shape_of(model), top_k=args.top_k, **told)
     except FidelityError as error:
         print(f"kvpolicy fidelity: {error}", file=sys.stderr)
         return EXIT_ERROR
     return _finish(args, result)
+
+
+def _score(args: argparse.Namespace, engine: str, policies: dict[str, str], text: str) -> list[Run]:
+    """One run a policy (name -> YAML), one after the other. FidelityError."""
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="kvpolicy-fidelity-") as folder:
+        for name, document in policies.items():
+            policy = Path(folder) / f"{name}.yaml"
+            policy.write_text(document, encoding="utf-8")
+            job = Job(args.model, str(policy), text, args.window, args.tokens, args.top_k, dict(args.engine_arg))
+            runs.append(run_child(engine, job, _Progress(f"the {name} on {engine}")))
+    return runs
 
 
 class _Usage(Exception):
