@@ -64,10 +64,12 @@ def report_on(policy: Policy, where: Deployment, *, locate: Locate = nowhere) ->
     outcome = None
     if where.target is not None:
         outcome = report_effective(findings, where, where.target)
+    starts = outcome is None or not outcome.refusals
     if where.target is not None and where.model is not None:
         report_cache_kind(findings, where.target.name, where.model)
+    if starts:
         report_measured(findings, where, outcome.kv_dtype if outcome else asked_of(policy).kv_dtype)
-    if where.model is not None and (outcome is None or not outcome.refusals):
+    if where.model is not None and starts:
         report_figures(findings, where, where.model, outcome)
     return findings.items
 
