@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import sys
 import tempfile
 import time
@@ -93,12 +94,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(render(loaded.diagnostics, "text", loaded.sources, checked=1))
         return EXIT_USAGE if loaded.unopenable else EXIT_ERROR
     try:
-        policies = {"reference": reference_policy(loaded.flat, model), "policy": measured_policy(loaded.flat)}
+        # The policy first: what the engine refuses, it refuses before the reference has cost anything.
+        policies = {"policy": measured_policy(loaded.flat), "reference": reference_policy(loaded.flat, model)}
     except FidelityError as error:
         print(f"kvpolicy fidelity: {args.policy}: {error}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        reference, measured = _score(args, engine, policies, text)
+        measured, reference = _score(args, engine, policies, text)
         told: dict[str, Any] = {"policy": args.policy, "digest": loaded.digest, "text_name": text_name, "text": text}
         result = result_of(reference, measured, model=shape_of(model), top_k=args.top_k, **told)
     except FidelityError as error:
@@ -115,8 +117,16 @@ def _score(args: argparse.Namespace, engine: str, policies: dict[str, str], text
             policy = Path(folder) / f"{name}.yaml"
             policy.write_text(document, encoding="utf-8")
             job = Job(args.model, str(policy), text, args.window, args.tokens, args.top_k, dict(args.engine_arg))
-            runs.append(run_child(engine, job, _Progress(f"the {name} on {engine}")))
+            try:
+                runs.append(run_child(engine, job, _Progress(f"the {name} on {engine}")))
+            except FidelityError as error:
+                raise FidelityError(_without_places(str(error), str(policy), args.policy)) from None
     return runs
+
+
+def _without_places(text: str, written: str, named: str) -> str:
+    """An engine's words about the file it was given, which nobody wrote, as words about the policy."""
+    return re.sub(rf" at {re.escape(written)}:\d+:\d+", "", text).replace(written, named)
 
 
 class _Usage(Exception):

@@ -24,7 +24,8 @@ __all__ = ["Tell", "run_child"]
 #: Called with (tokens scored so far, tokens to score in all), after each answer.
 Tell = Callable[[int, int], None]
 
-_EXCEPTION = re.compile(r"^(\w+\.)*\w*(Error|Exception): ")
+#: At the start of a line, or behind what a logger puts there (`... [core.py:1510] ValueError: `).
+_EXCEPTION = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)")
 
 
 def run_child(engine: str, job: Job, tell: Tell) -> Run:
@@ -48,10 +49,10 @@ def run_child(engine: str, job: Job, tell: Tell) -> Run:
 
 
 def _cause(log: str) -> str:
-    """The last exception that a log shows."""
+    """The first exception that a log shows: later ones only say that an engine process has failed."""
     with open(log, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file if _EXCEPTION.match(line)]
-    return lines[-1][:300] if lines else "it said nothing of an error"
+        found = next(filter(None, map(_EXCEPTION.search, file)), None)
+    return found[1].strip()[:300] if found else "it said nothing of an error"
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def test_a_measurement_is_printed_and_written_and_check_cites_it(
     assert main(["fidelity", *arguments]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("verdict: ok\n")
-    assert err.splitlines() == ["starting the reference on sglang ...", "starting the policy on sglang ..."]
+    assert err.splitlines() == ["starting the policy on sglang ...", "starting the reference on sglang ..."]
     assert [(job.max_tokens, job.window_tokens, job.engine_args) for job in measuring] == [
         (2000, 1024, {"tp_size": 2})
     ] * 2
@@ -178,6 +178,18 @@ def test_an_engine_that_fails_is_one_error(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.endswith(
         "kvpolicy fidelity: sglang ended with exit code 1: ValueError: no such model\n"
     )
+
+
+def test_a_conflict_names_the_users_policy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    installed(monkeypatch, "vllm")
+
+    def run_child(engine: str, job: Job, tell: Any) -> Run:
+        raise FidelityError(f"kvpolicy: {job.policy}: the policy asks for bf16 at {job.policy}:6:13, but vLLM has fp32")
+
+    monkeypatch.setattr(fidelity, "run_child", run_child)
+    assert main(["fidelity", "model", "--policy", "fp8.yaml"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "kvpolicy fidelity: kvpolicy: fp8.yaml: the policy asks for bf16, but vLLM has fp32"
 
 
 def test_runs_that_cannot_be_compared() -> None:

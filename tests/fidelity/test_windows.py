@@ -132,6 +132,10 @@ for kind in ("cached", "cold"):
     [
         ("answer({'error': 'the text is too short'})", "^the text is too short$"),
         ("raise ValueError('no such thing')", "exit code 1: ValueError: no such thing .its log: "),
+        (
+            "print('(Worker pid=1) ERROR [w.py:3] NotImplementedError: no FP8 here', flush=True); raise RuntimeError('it failed')",
+            "exit code 1: NotImplementedError: no FP8 here .its log: ",
+        ),
         ("answer(start); os._exit(3)", "exit code 3: it said nothing of an error"),
         ("answer(start); answer({'pass': 'cold', 'window': 0, 'start': 0, 'rows': rows})", "exit code 0"),
         ("os.kill(os.getpid(), 9)", "exit code -9"),
