@@ -1,10 +1,10 @@
 """ok, noticeable or bad: the limits, where they come from, and what is too small to count.
 
-The limits are set by what people already accept from quantized *weights*, as llama.cpp lists it for Llama 2 70B (its
-examples/perplexity/README.md): +0.40 % perplexity at 5.5 bits (Q5_K_M), +1.20 % at 4.5 (Q4_K_M), +4.72 % at 3.3
-(Q3_K_M), +8.82 % at 2.6 (Q2_K). `noticeable` begins where a 5-bit model is, `bad` where a 3-bit one is. The KL and
-agreement limits are those of the same steps in public tables of such models (a mean KL of 0.18 nats and 90.4 %
-agreement for a 2-bit one). Nobody's task is measured by any of them.
+The perplexity limits are set by what people already accept from quantized *weights*, as llama.cpp lists it for Llama 2
+70B (its examples/perplexity/README.md, bits a weight from the file sizes there): +0.40 % at 5.7 bits (Q5_K_M), +1.20 %
+at 4.8 (Q4_K_M), +4.72 % at 3.8 (Q3_K_M), +8.82 % at 3.4 (Q2_K). `noticeable` begins near the first, `bad` near the
+third. The KL and agreement limits are a judgement: set so that the three speak up at about the same distance. None of
+them measures anybody's task.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ for kind in ("cached", "cold"):
         ("answer({'error': 'the text is too short'})", "^the text is too short$"),
         ("raise ValueError('no such thing')", "exit code 1: ValueError: no such thing .its log: "),
         (
-            "print('(Worker pid=1) ERROR [w.py:3] NotImplementedError: no FP8 here', flush=True); raise RuntimeError('it failed')",
+            "print('(pid=1) [w.py:3] NotImplementedError: no FP8 here', flush=True); raise RuntimeError('failed')",
             "exit code 1: NotImplementedError: no FP8 here .its log: ",
         ),
         ("answer(start); os._exit(3)", "exit code 3: it said nothing of an error"),
