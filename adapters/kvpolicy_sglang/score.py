@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from kvpolicy.facts.dtypes import canonical
+from kvpolicy.facts.measured import differing_layers
 from kvpolicy.fidelity.base import FidelityError, Job, Scored, Settings
 from kvpolicy.fidelity.child import main
 from kvpolicy_sglang import probe
@@ -31,15 +32,19 @@ class SglangScorer:
         block = self._engine.get_server_info()["internal_states"][0]["kvpolicy"]
         built, asked = block["built"], block["settings"]
         arguments = self._engine.server_args
-        model_dtype = canonical(str(self._engine.tokenizer_manager.model_config.dtype))
+        model = self._engine.tokenizer_manager.model_config
+        model_dtype, kv_dtype = canonical(str(model.dtype)), built["kv_cache_dtype"]
+        ranges = asked.get("cache.kv_dtype.layers", {}).get("effective") or {}
         backend = probe.resolved(arguments, "attention_backend")  # for classes that serve several names
         return Settings(
             engine="sglang",
             version=importlib.metadata.version("sglang"),
             device=_device(arguments.device),
             model_dtype=model_dtype,
-            kv_dtype=built["kv_cache_dtype"],
-            kv_layers=dict(asked.get("cache.kv_dtype.layers", {}).get("effective") or {}),
+            kv_dtype=kv_dtype,
+            kv_layers=differing_layers(
+                ranges.items(), layers=int(model.num_hidden_layers), compute=model_dtype, rest=kv_dtype
+            ),
             page_size=int(built["page_size"]),
             attention=str(built.get("attention_backend", backend)),
         )

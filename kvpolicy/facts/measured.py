@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from kvpolicy.facts.dtypes import AUTO, canonical
 from kvpolicy.facts.errors import FactsArgumentError
 from kvpolicy.facts.model import ModelFacts
+from kvpolicy.language.fields import parse_layer_range
 
-__all__ = ["KIND", "VERSION", "Level", "Measured", "ModelShape", "load_measured", "measured_from", "shape_of"]
+__all__ = [
+    "KIND",
+    "VERSION",
+    "Level",
+    "Measured",
+    "ModelShape",
+    "differing_layers",
+    "load_measured",
+    "measured_from",
+    "shape_of",
+]
 
 KIND, VERSION = "kvpolicy/fidelity", 1
 _MAX_BYTES = 16 << 20
@@ -42,6 +54,19 @@ def shape_of(model: ModelFacts) -> ModelShape:
     return ModelShape(
         model.name, model.architecture, layers, model.num_heads, model.kv_heads, model.head_dim, model.kv_lora_rank
     )
+
+
+def differing_layers(ranges: Iterable[tuple[str, str]], *, layers: int, compute: str, rest: str) -> dict[str, str]:
+    """A policy's (layer range, dtype) pairs layer by layer, without those that are as the ``rest``.
+
+    ``compute``: the model's own dtype, which `auto` means. Keys are layer numbers, ascending; dtypes canonical.
+    """
+    found: dict[int, str] = {}
+    for text, named in ranges:
+        dtype = compute if canonical(named) == AUTO else canonical(named)
+        for start, stop in parse_layer_range(text):
+            found |= dict.fromkeys(range(layers)[start:stop], dtype)
+    return {str(layer): found[layer] for layer in sorted(found) if found[layer] != rest}
 
 
 @dataclass(frozen=True, slots=True)

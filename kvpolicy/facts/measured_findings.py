@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvpolicy.facts.dtypes import AUTO, canonical
+from kvpolicy.facts.dtypes import AUTO
 from kvpolicy.facts.findings import Deployment, Findings
-from kvpolicy.facts.measured import Measured, shape_of
+from kvpolicy.facts.measured import Measured, differing_layers, shape_of
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.language import Policy
-from kvpolicy.language.fields import parse_layer_range
 
 __all__ = ["report_measured"]
 
@@ -74,10 +73,4 @@ def _differs(found: Measured, policy: Policy, engine: str, model: ModelFacts, kv
 def _layers(policy: Policy, model: ModelFacts, kv_dtype: str) -> Mapping[str, str]:
     """The policy's layers that differ from the rest, one by one."""
     ranges = policy.cache.kv_dtype.layers if policy.cache and policy.cache.kv_dtype else ()
-    every = range(model.full_layers + model.swa_layers + model.linear_layers)
-    found: dict[str, str] = {}
-    for text, named in ranges:
-        dtype = canonical(named)
-        for start, stop in parse_layer_range(text):
-            found |= {str(layer): model.dtype if dtype == AUTO else dtype for layer in every[start:stop]}
-    return {layer: dtype for layer, dtype in found.items() if dtype != kv_dtype}
+    return differing_layers(ranges, layers=shape_of(model).layers, compute=model.dtype, rest=kv_dtype)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvpolicy.facts import load_model, model_from_config
+from kvpolicy.facts.measured import differing_layers
 from kvpolicy.fidelity.base import FidelityError, Job
 from kvpolicy.fidelity.child import stride_of, windows_of
 from kvpolicy.fidelity.policies import measured_policy, reference_policy
@@ -85,6 +86,12 @@ def test_a_policy_without_a_dtype_has_nothing_to_measure(text: str) -> None:
 
 def test_single_layers_alone_are_something_to_measure() -> None:
     assert "layers" in measured_policy(flat('cache: {kv_dtype: {layers: {"0-1": fp8_e4m3}}}', "vllm"))
+
+
+def test_layer_ranges_are_told_layer_by_layer() -> None:
+    ranges = [("0-1", "bfloat16"), ("-2:", "auto"), ("3", "fp8_e4m3")]
+    found = differing_layers(ranges, layers=6, compute="fp16", rest="fp8_e4m3")
+    assert found == {"0": "bf16", "1": "bf16", "4": "fp16", "5": "fp16"}
 
 
 JOB = Job("model", "policy.yaml", "text", 512, 1024, 8, {})
