@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from kvpolicy.facts.dtypes import AUTO, canonical
+from kvpolicy.facts.dtypes import AUTO
 from kvpolicy.facts.errors import FactsArgumentError
+from kvpolicy.facts.layer_dtypes import dtypes_by_layer
 from kvpolicy.facts.model import ModelFacts
-from kvpolicy.language.fields import parse_layer_range
 
 __all__ = [
     "KIND",
@@ -60,12 +60,10 @@ def differing_layers(ranges: Iterable[tuple[str, str]], *, layers: int, compute:
     """A policy's (layer range, dtype) pairs layer by layer, without those that are as the ``rest``.
 
     ``compute``: the model's own dtype, which `auto` means. Keys are layer numbers, ascending; dtypes canonical.
+    ValueError for a range that the model has not.
     """
-    found: dict[int, str] = {}
-    for text, named in ranges:
-        dtype = compute if canonical(named) == AUTO else canonical(named)
-        for start, stop in parse_layer_range(text):
-            found |= dict.fromkeys(range(layers)[start:stop], dtype)
+    named = dtypes_by_layer(tuple(ranges), layers)
+    found = {layer: compute if dtype == AUTO else dtype for layer, dtype in named.items()}
     return {str(layer): found[layer] for layer in sorted(found) if found[layer] != rest}
 
 

@@ -64,13 +64,16 @@ def _differs(found: Measured, policy: Policy, engine: str, model: ModelFacts, kv
         return f"it was measured on {found.model.name or 'another model'} ({found.model.architecture})"
     if found.kv_dtype != kv_dtype:
         return f"it measured {found.kv_dtype} KV" + ("" if kv_dtype == AUTO else f", and this stores {kv_dtype}")
-    if dict(found.kv_layers) != _layers(policy, model, kv_dtype):
+    if found.kv_layers != _layers(policy, model, kv_dtype):
         listed = ", ".join(f"{layer}: {dtype}" for layer, dtype in found.kv_layers.items())
         return f"it measured other layers in another dtype ({listed or 'none'})"
     return ""
 
 
-def _layers(policy: Policy, model: ModelFacts, kv_dtype: str) -> Mapping[str, str]:
-    """The policy's layers that differ from the rest, one by one."""
+def _layers(policy: Policy, model: ModelFacts, kv_dtype: str) -> Mapping[str, str] | None:
+    """The policy's layers that differ from the rest, one by one; None for a range that the model has not."""
     ranges = policy.cache.kv_dtype.layers if policy.cache and policy.cache.kv_dtype else ()
-    return differing_layers(ranges, layers=shape_of(model).layers, compute=model.dtype, rest=kv_dtype)
+    try:
+        return differing_layers(ranges, layers=shape_of(model).layers, compute=model.dtype, rest=kv_dtype)
+    except ValueError:
+        return None

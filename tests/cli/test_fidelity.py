@@ -252,6 +252,13 @@ def test_single_layers_are_matched_one_by_one(capsys: pytest.CaptureFixture[str]
     assert "KVP532" in capsys.readouterr().out
 
 
+def test_layers_that_the_model_has_not_match_nothing(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "p.yaml").write_text(HEAD + 'cache: {kv_dtype: {default: fp8_e4m3, layers: {"90": bf16}}}\n')
+    (folder / "e.json").write_text(json.dumps(evidence(engine="vllm")))
+    main(["check", "p.yaml", "--engine", "vllm", "--model", "model", "--evidence", "e.json"])
+    assert "KVP533" in capsys.readouterr().out
+
+
 def test_evidence_of_another_model(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "e.json").write_text(json.dumps(evidence()))
     other = LLAMA.with_name("qwen3-8b.json")
