@@ -16,10 +16,11 @@ _HEAD = f"  {'':<22}{'tokens':>7}  {'KL mean':>8}  {'KL p99':>8}  {'same top-1':
 def render_result(result: Result) -> str:
     """A table a pass, then the verdict."""
     measured, reference = result.measured, result.reference
+    windows = f"{result.windows} windows of at most" if result.windows > 1 else "one window of"
     text = (
         f"{result.model.name} on {_engine(result)}, {measured.device}: KV {_dtype(measured)} against "
         f"{_dtype(reference)} (the model computes in {measured.model_dtype})\n"
-        f"{result.text}: {result.windows} windows of at most {result.longest_window_tokens} tokens; "
+        f"{result.text}: {windows} {result.longest_window_tokens} tokens; "
         f"pages of {measured.page_size}, attention {measured.attention}\n"
     )
     if reference.attention != measured.attention:
