@@ -16,6 +16,7 @@ ALLOWED = {
     "kvpolicy.compiler": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts"},
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},
+    "kvpolicy.fidelity": {"kvpolicy.language", "kvpolicy.facts"},
     "kvpolicy.cli": {
         "kvpolicy.language",
         "kvpolicy.eviction",
@@ -23,6 +24,7 @@ ALLOWED = {
         "kvpolicy.compiler",
         "kvpolicy.replay",
         "kvpolicy.policytest",
+        "kvpolicy.fidelity",
     },
     "kvpolicy.allocators": {"kvpolicy.kernels"},
     "kvpolicy.kernels": set(),
@@ -35,6 +37,7 @@ ALLOWED = {
         "kvpolicy.runtime",
         "kvpolicy.allocators",
         "kvpolicy.kernels",
+        "kvpolicy.fidelity",
     },
     "kvpolicy_vllm": {
         "kvpolicy.language",
@@ -42,6 +45,7 @@ ALLOWED = {
         "kvpolicy.facts",
         "kvpolicy.compiler",
         "kvpolicy.runtime",
+        "kvpolicy.fidelity",
     },
 }
 ENGINES = {"sglang", "vllm", "flashinfer"}

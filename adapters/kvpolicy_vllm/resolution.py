@@ -148,6 +148,7 @@ def compare_built(active: ActivePolicy, built: Mapping[str, Any]) -> None:
 
     `built` is `{field: value in the policy's words}`; a field that could not be read off is absent.
     """
+    active.built = dict(built)
     runtime.compare(active, requests_of(active), built, lambda _: "what the engine built")
 
 

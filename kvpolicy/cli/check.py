@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="request to count index entries for (default: 32768)",
     )
+    facts.add_argument(
+        "--evidence",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="what kvpolicy fidelity measured on this model; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             memory=args.memory,
             tp=args.tp,
             length_tokens=args.length,
+            evidence=args.evidence,
         )
     except FactsArgumentError as error:
         hint = f" ({error.help})" if error.help else ""

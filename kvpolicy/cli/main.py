@@ -20,6 +20,7 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 COMMANDS: dict[str, str] = {
     "check": "check policies, and with --engine what an engine will make of them",
     "explain": "explain a diagnostic code with a bad and a good example, or a topic like pins",
+    "fidelity": "measure what a policy's KV dtype costs on a model, through a real engine",
     "init": "write a commented policy to start from",
     "list": "list the shipped policies",
     "recommend": "search a policy for a trace, with evidence, or say that stock LRU is best",

@@ -181,7 +181,14 @@ def _evidence(findings: Findings, where: Deployment, kv_dtype: str) -> None:
     path, data = "cache.kv_dtype", {"kv_dtype": kv_dtype, "level": row.level, "source": row.source}
     if row.level == "known bad":
         message = f"{kv_dtype} KV was reported bad for this model in {row.source}: {row.text}"
-        findings.add("KVP521", "warning", path, message, "measure your task against bf16 before serving it", data)
+        findings.add(
+            "KVP521",
+            "warning",
+            path,
+            message,
+            "measure it on your model with kvpolicy fidelity, and your task, before serving it",
+            data,
+        )
     else:
         findings.info("KVP522", path, f"{kv_dtype} KV is {row.level}: {row.text}", data)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvpolicy.facts.engines import EngineTarget
 from kvpolicy.facts.gpus import Gpu
+from kvpolicy.facts.measured import Measured
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.language import Diagnostic, Policy, Severity
 
@@ -32,6 +33,7 @@ class Deployment:
     pool_bytes: int | None  # on one rank
     tp: int
     length_tokens: int
+    evidence: tuple[Measured, ...] = ()  # of kvpolicy fidelity
 
     @property
     def engine_label(self) -> str:

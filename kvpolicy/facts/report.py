@@ -6,13 +6,17 @@ rest are info items whose ``data`` holds the figures.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvpolicy.facts.cache_kind import report_cache_kind
-from kvpolicy.facts.effective import report_effective
+from kvpolicy.facts.effective import asked_of, report_effective
 from kvpolicy.facts.engines import parse_engine
 from kvpolicy.facts.errors import FactsArgumentError
 from kvpolicy.facts.figures import report_figures
 from kvpolicy.facts.findings import Deployment, Findings, Locate, nowhere
 from kvpolicy.facts.gpus import parse_gpu, parse_memory_bytes
+from kvpolicy.facts.measured import load_measured
+from kvpolicy.facts.measured_findings import report_measured
 from kvpolicy.facts.model import load_model
 from kvpolicy.facts.sglang_pools import report_pool
 from kvpolicy.language import Diagnostic, Policy
@@ -30,16 +34,20 @@ def deployment(
     memory: str | None = None,
     tp: int = 1,
     length_tokens: int = DEFAULT_LENGTH_TOKENS,
+    evidence: Sequence[str] = (),
 ) -> Deployment:
     """Read the arguments of ``check``.
 
     ``engine``: ``sglang==0.5.23``. ``model``: a directory or config.json. ``gpu``: a name of ``gpus.GPUS``. ``memory``:
     bytes of the KV pool on one rank, like ``60GiB`` (without it, an estimate). ``length_tokens``: the request to count
-    index entries for. Raises :class:`FactsArgumentError` for one that cannot be used: bad usage, not a bad policy.
+    index entries for. ``evidence``: files of `kvpolicy fidelity`, which need engine and model. Raises
+    :class:`FactsArgumentError` for one that cannot be used: bad usage, not a bad policy.
     """
     for name, number in (("tp", tp), ("length", length_tokens)):
         if number < 1:
             raise FactsArgumentError(name, f"--{name} {number} is not a positive number")
+    if evidence and (engine is None or model is None):
+        raise FactsArgumentError("evidence", "--evidence says nothing by itself", "add --engine and --model")
     return Deployment(
         target=parse_engine(engine) if engine is not None else None,
         gpu=parse_gpu(gpu) if gpu is not None else None,
@@ -47,6 +55,7 @@ def deployment(
         pool_bytes=parse_memory_bytes(memory) if memory is not None else None,
         tp=tp,
         length_tokens=length_tokens,
+        evidence=tuple(load_measured(path) for path in evidence),
     )
 
 
@@ -56,11 +65,14 @@ def report_on(policy: Policy, where: Deployment, *, locate: Locate = nowhere) ->
     outcome = None
     if where.target is not None:
         outcome = report_effective(findings, where, where.target)
+    starts = outcome is None or not outcome.refusals
     if where.target is not None and where.model is not None:
         report_cache_kind(findings, where.target.name, where.model)
         if where.target.name == "sglang":
             report_pool(findings, where.target, where.model, outcome.kv_dtype if outcome else "auto")
-    if where.model is not None and (outcome is None or not outcome.refusals):
+    if starts:
+        report_measured(findings, where, outcome.kv_dtype if outcome else asked_of(policy).kv_dtype)
+    if where.model is not None and starts:
         report_figures(findings, where, where.model, outcome)
     return findings.items
 

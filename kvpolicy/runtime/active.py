@@ -78,6 +78,7 @@ class ActivePolicy:
     # -- what took effect --
     settings: dict[str, Setting] = field(default_factory=dict)  # by the engine's field
     conflicts: list[Conflict] = field(default_factory=list)
+    built: dict[str, Any] = field(default_factory=dict)  # by the engine's field, asked for or not: what it built
 
     # -- filled by the cache side, in the scheduler --
     core: str = ""  # "kvpolicy" (our index), "engine" (stock order); "" until the cache is built

@@ -37,6 +37,7 @@ def start_facts(active: ActivePolicy) -> dict[str, Any]:
         "digest": active.digest,
         "source": active.source,
         "settings": _settings(active),
+        "built": dict(active.built),
         "core": active.core,
         "core_reason": active.core_reason,
         "algorithm": active.algorithm,

@@ -64,6 +64,7 @@ def test_the_wheel_holds_the_packages_the_policies_and_the_licence(wheel: Path) 
         names = file.namelist()
     assert {f"kvpolicy/_policies/{name}" for name in SHIPPED} <= set(names)
     assert {"kvpolicy/py.typed", "kvpolicy/cli/main.py", "kvpolicy_sglang/plugin.py"} <= set(names)
+    assert {"kvpolicy/fidelity/text.md", "kvpolicy/fidelity/text.LICENSE.md"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     roots = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert roots == {"kvpolicy", "kvpolicy_sglang", "kvpolicy_vllm"}, (

@@ -33,6 +33,29 @@ def _fact(code: str, title: str, text: str, *, args: tuple[str, ...]) -> Code:
     return Code(code, title, text, bad=_LRU, good=_LRU, args=args, good_args=(), files=_FILES)
 
 
+def _evidence(level: str, kl_mean_nats: float, top1_agreement: float, perplexity_change: float) -> str:
+    """A file of `kvpolicy fidelity` for fp8 on the Llama above, with what `check` reads of it."""
+    figures = {"tokens": 4064, "kl_mean_nats": kl_mean_nats, "top1_agreement": top1_agreement}
+    shape = {"name": "", "architecture": "LlamaForCausalLM", "layers": 32, "num_heads": 32, "kv_heads": 8}
+    evidence = {
+        "kind": "kvpolicy/fidelity",
+        "version": 1,
+        "verdict": {"level": level, "reasons": []},
+        "model": {**shape, "head_dim": 128, "kv_lora_rank": 0},
+        "engine": {"name": "sglang", "version": "0.5.23", "device": "NVIDIA H200"},
+        "reference": {"kv_dtype": "bf16"},
+        "measured": {"kv_dtype": "fp8_e4m3", "kv_layers": {}},
+        "passes": {"cached": {"all": {**figures, "perplexity_change": perplexity_change}}},
+    }
+    return json.dumps(evidence)
+
+
+_MEASURED = {
+    **_FILES,
+    "bad.json": _evidence("bad", 0.31, 0.81, 0.12),
+    "good.json": _evidence("ok", 0.0011, 0.991, 0.0004),
+}
+
 FACTS = codes(
     _fact(
         "KVP501",
@@ -181,5 +204,37 @@ FACTS = codes(
         good="cache: {page_size: 16}\n",
         files=_FILES,
         args=(*_WITH_MODEL, "--memory", "4MiB"),
+    ),
+    Code(
+        "KVP531",
+        "KV dtype measured bad",
+        "`kvpolicy fidelity` measured this KV dtype on this model, and its verdict was bad: the answers are not the "
+        "model's any more. The message has the figures; `kvpolicy fidelity` says the limits and where they come from.",
+        bad="cache: {kv_dtype: fp8_e4m3}\n",
+        good="cache: {kv_dtype: fp8_e4m3}\n",
+        files=_MEASURED,
+        args=(*_WITH_MODEL, "--evidence", "bad.json"),
+        good_args=(*_WITH_MODEL, "--evidence", "good.json"),
+    ),
+    Code(
+        "KVP532",
+        "KV dtype measured",
+        "What `kvpolicy fidelity` measured for this KV dtype on this model; the verdict was ok or noticeable. The "
+        "engine's version and device are those of the measurement, not of the deployment that is checked.",
+        bad="cache: {kv_dtype: fp8_e4m3}\n",
+        good="cache: {kv_dtype: fp8_e4m3}\n",
+        files=_MEASURED,
+        args=(*_WITH_MODEL, "--evidence", "good.json"),
+        good_args=_WITH_MODEL,
+    ),
+    Code(
+        "KVP533",
+        "evidence of something else",
+        "An evidence file was given that was measured on another model, engine, KV dtype or choice of layers. It says "
+        "nothing about this policy.",
+        bad="cache: {kv_dtype: fp8_e5m2}\n",
+        good="cache: {kv_dtype: fp8_e4m3}\n",
+        files=_MEASURED,
+        args=(*_WITH_MODEL, "--evidence", "good.json"),
     ),
 )
