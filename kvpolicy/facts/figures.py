@@ -77,7 +77,7 @@ def _mixed(where: Deployment, model: ModelFacts, counts: dict[str, int], outcome
         assert uniform is not None
         share = uniform.full // model.full_layers * count
         total += share
-        parts.append(f"{share:,} ({count} layers in {dtype})")
+        parts.append(f"{share:,} ({count} {'layer' if count == 1 else 'layers'} in {dtype})")
     return KvBytes(total, total, formula=" + ".join(parts))
 
 
