@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from kvpolicy_sglang.scheduler import _Child
@@ -26,23 +27,43 @@ def child(active: ActivePolicy) -> _Child:
     return child
 
 
-def test_the_block_is_added(child: _Child, active: ActivePolicy) -> None:
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is measured of the slots of a scheduler that these tests do not have."""
+    figures = {"free_runs": 3}
+    monkeypatch.setattr("kvpolicy_sglang.scheduler.fragmentation.measure", lambda _scheduler: figures)
+    return figures
+
+
+def test_the_block_is_added(child: _Child, active: ActivePolicy, runs: dict[str, Any]) -> None:
     result = SimpleNamespace(internal_state={})
+    measured: list[dict[str, Any]] = []
+    active.on_measure = measured.append
     child._state(result, None)
     assert result.internal_state["kvpolicy"]["pool_tokens"] == 100
+    assert result.internal_state["kvpolicy"]["fragmentation"] == runs
+    assert measured == [runs]
     assert active.fallbacks == {}
 
 
-def test_a_block_that_cannot_be_made_says_so(child: _Child, active: ActivePolicy) -> None:
+def test_a_block_that_cannot_be_made_says_so(child: _Child, active: ActivePolicy, runs: dict[str, Any]) -> None:
     result = SimpleNamespace(internal_state={})
     active.index = object()
     child._state(result, None)
-    assert set(result.internal_state["kvpolicy"]) == {"error"}
+    assert set(result.internal_state["kvpolicy"]) == {"error", "fragmentation"}
 
 
-def test_a_state_without_a_place_for_the_block(child: _Child, active: ActivePolicy) -> None:
+def test_a_state_without_a_place_for_the_block(child: _Child, active: ActivePolicy, runs: dict[str, Any]) -> None:
     child._state(SimpleNamespace(), None)
     assert active.fallbacks == {"status": 1}
+
+
+def test_slots_whose_runs_cannot_be_counted(child: _Child, active: ActivePolicy) -> None:
+    result = SimpleNamespace(internal_state={})
+    child._state(result, None)
+    assert result.internal_state["kvpolicy"]["fragmentation"] is None
+    assert result.internal_state["kvpolicy"]["pool_tokens"] == 100
+    assert active.fallbacks == {"fragmentation": 1}
 
 
 def test_a_scheduler_that_does_not_tell_its_longest_request(child: _Child, active: ActivePolicy) -> None:
