@@ -1,0 +1,81 @@
+#!/bin/sh
+# Everything that still wants a GPU, in one go: builds nothing, checks, times, and goes on after a step that fails.
+#
+#     benchmarks/on_gpu.sh sglang MODEL OUT      # in an environment with SGLang and kvpolicy
+#     benchmarks/on_gpu.sh vllm MODEL OUT        # in one with vLLM and kvpolicy
+#
+# MODEL is a folder with real weights (SmolLM2-135M will do): fidelity measures them. Each step has a limit, and writes
+# OUT/STEP.log; the summary at the end names every step with its exit code and seconds. DRY=1 prints the commands.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+[ $# -eq 3 ] || { sed -n '2,9p' "$0"; exit 2; }
+engine=$1 model=$2 out=$3
+mkdir -p "$out"
+summary="$out/summary.txt"
+: > "$summary"
+
+step() { # NAME LIMIT_S COMMAND...
+    name=$1 limit_s=$2
+    shift 2
+    if [ -n "${DRY:-}" ]; then
+        echo "$name: $*"
+        return
+    fi
+    start_s=$(date +%s)
+    timeout "$limit_s" "$@" > "$out/$name.log" 2>&1
+    echo "$name: exit code $? in $(($(date +%s) - start_s)) s" | tee -a "$summary"
+}
+
+policy() { # NAME SECTIONS: a policy in OUT
+    printf 'apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {name: %s}\n%s\n' "$1" "$2" > "$out/$1.yaml"
+}
+
+case $engine in
+sglang)
+    lru='eviction: {policy: lru}'
+    triton='backend: {attention: triton}'
+    policy lru "$lru"
+    policy slots "$lru
+allocator: {order: lifo}"
+    policy address "$lru
+allocator: {order: address}"
+    policy runs "$lru
+allocator: {order: runs}"
+    policy marks "$lru
+allocator: {watermark: {low: 2%, high: 5%}}"
+    policy fp8 "cache: {kv_dtype: fp8_e4m3}
+$triton"
+    policy edges "cache: {kv_dtype: {default: fp8_e4m3, layers: {\"0-1\": bf16, \"-2:\": bf16}}}
+$triton"
+    step allocators-tests 180 python -m pytest -q -m gpu tests/allocators
+    step allocators 300 python benchmarks/allocator.py --device cuda
+    step fidelity-fp8 200 python -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" -o "$out/fp8.json"
+    step fidelity-edges 200 python -m kvpolicy fidelity "$model" --policy "$out/edges.yaml" -o "$out/edges.json"
+    # One token a page and many small leaves: what allocators and marks save is largest there.
+    step pressure 560 python benchmarks/sglang_pressure.py --model "$model" --side stock --side "lru=$out/lru.yaml" \
+        --side "slots=$out/slots.yaml" --side "marks=$out/marks.yaml" --window 4096 --windows 5 --logs "$out" \
+        --out "$out/pressure.json" -- --attention-backend triton --max-total-tokens 600000 --max-running-requests 512 \
+        --cuda-graph-max-bs 256 --mem-fraction-static 0.2
+    # Order of slots and attention time over a churned pool.
+    for backend in triton flashinfer; do
+        step "order-$backend" 400 python benchmarks/sglang_pressure.py --model "$model" --side stock \
+            --side "address=$out/address.yaml" --side "runs=$out/runs.yaml" --window 4096 --windows 4 --logs "$out" \
+            --out "$out/order-$backend.json" -- --attention-backend "$backend" --max-total-tokens 600000 \
+            --max-running-requests 512 --cuda-graph-max-bs 256 --mem-fraction-static 0.25
+    done
+    ;;
+vllm)
+    step pressure 560 python benchmarks/vllm_pressure.py --model "$model" --side stock --side lru=policies/stock_lru.yaml \
+        --side long_context=policies/long_context.yaml --side adaptive=policies/adaptive.yaml --windows 6 --logs "$out" \
+        --out "$out/pressure.json" -- --gpu-memory-utilization 0.2 --num-gpu-blocks-override 40000
+    policy fp8 'cache: {kv_dtype: fp8_e4m3}'
+    policy edges 'cache: {kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16, "-2:": bf16}}}'
+    step fidelity-fp8 240 python -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" -o "$out/fp8.json"
+    step fidelity-edges 240 python -m kvpolicy fidelity "$model" --policy "$out/edges.yaml" -o "$out/edges.json"
+    ;;
+*)
+    echo "the engine is sglang or vllm, not $engine" >&2
+    exit 2
+    ;;
+esac
+[ -n "${DRY:-}" ] || cat "$summary"
