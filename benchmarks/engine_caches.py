@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from kvpolicy_sglang.allocator import ENGINE_ORDER, substitute
 from kvpolicy_sglang.cache_hooks import build_cache
 from sglang.srt.mem_cache import base_prefix_cache as base
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
@@ -29,6 +30,8 @@ from kvpolicy.language import policy_from_flat
 from kvpolicy.runtime.active import ActivePolicy
 
 LEAF_TOKENS = 16
+#: Ends the name of a row whose slots our allocator hands out.
+SLOTS = "+slots"
 TENANTS = [f"tenant{i}" for i in range(100)]
 
 #: CPU seconds of this thread: other load on the machine counts less.
@@ -84,6 +87,9 @@ class Tree:
             self.allocator: Any = TokenToKVPoolAllocator(size=size, **common)
         else:
             self.allocator = PagedTokenToKVPoolAllocator(size=size, page_size=page, **common)
+        if policy.endswith(SLOTS):  # our free list, in the engine's own order
+            policy = policy.removesuffix(SLOTS)
+            self.allocator = substitute(self.allocator, ENGINE_ORDER[type(self.allocator)], None)
         given = {**_no_pool(), "token_to_kv_pool_allocator": self.allocator, "page_size": page}
         params = CacheInitParams(**given, eviction_policy="lru")
         self.active: ActivePolicy | None = None

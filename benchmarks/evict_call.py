@@ -91,7 +91,11 @@ def measure(side: str, page: int, leaves: int, budget_s: float) -> list[Figure]:
 def main() -> None:
     known = ["stock", *(["stock rust"] if has_rust() else []), *POLICIES]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sides", default=",".join(known), help=f"of {', '.join(known)}; stock is always measured")
+    parser.add_argument(
+        "--sides",
+        default=",".join(known),
+        help=f"of {', '.join(known)} (stock is always measured); lru+slots: with our slot allocator too",
+    )
     parser.add_argument("--leaves", default="1000,5000,20000,41000,100000")
     parser.add_argument("--pages", default="16,1")
     parser.add_argument("--budget-s", type=float, default=0.4, help="CPU seconds a figure (at least 5 calls)")
