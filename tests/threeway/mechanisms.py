@@ -46,12 +46,13 @@ def replayed(eviction: Eviction, mechanisms: frozenset[str], told: dict[str, Any
 class _AsNeeded(Simulator):
     """ROOM: blocks are taken one at a time, as tokens reach them."""
 
-    def _prefill_pages(self, request: Request, full_pages: int, matched: int) -> int:
-        return -(-request.input_tokens // self.page_tokens) - matched
+    def _make_prefill_room(self, request: Request, full_pages: int, matched: int) -> int:
+        return self._make_room(-(-request.input_tokens // self.page_tokens) - matched)
 
-    def _decode_pages(self, request: Request) -> int:
+    def _make_room_by_steps(self, private: int, request: Request) -> int:
         page = self.page_tokens
-        return -(-(request.input_tokens + request.output_tokens - 1) // page) - request.input_tokens // page
+        blocks = -(-(request.input_tokens + request.output_tokens - 1) // page)
+        return self._make_room(private + blocks - request.input_tokens // page)
 
 
 class _WithCopies(Simulator):
