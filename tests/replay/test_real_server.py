@@ -75,7 +75,7 @@ def test_lru_hits_what_a_real_server_hits(
 
 @pytest.mark.engine
 @pytest.mark.server
-@pytest.mark.parametrize(("version", "page"), [("0.5.18", 1), ("0.5.20", 1), ("0.5.23", 16)])
+@pytest.mark.parametrize(("version", "page"), [("0.5.18", 1), ("0.5.23", 16)])
 def test_watermarks_mean_the_same_in_a_real_server(server, tmp_path: Path, version: str, page: int) -> None:
     policy = tmp_path / "watermarked.yaml"
     policy.write_text(WATERMARKED)
