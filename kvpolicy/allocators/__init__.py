@@ -9,13 +9,13 @@ import torch
 
 from .address import AddressList
 from .address_device import AddressOnDevice
-from .base import Fragmentation, FreeList
+from .base import FreeList
 from .fifo import FifoList
 from .lifo import LifoList
 from .runs import RunsList
 from .runs_device import RunsOnDevice
 
-__all__ = ["ORDERS", "ORDERS_ON_DEVICE", "Fragmentation", "FreeList", "make_free_list"]
+__all__ = ["ORDERS", "ORDERS_ON_DEVICE", "FreeList", "make_free_list"]
 
 #: Every order's list for ids on the host.
 ORDERS: dict[str, type[FreeList]] = {

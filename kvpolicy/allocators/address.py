@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .base import FIRST_UNIT, Fragmentation, FreeList, fragmentation_of
+from .base import FIRST_UNIT, FreeList
 
 __all__ = ["AddressList", "not_free_yet"]
 
@@ -61,9 +61,6 @@ class AddressList(FreeList):
 
     def all_free(self) -> torch.Tensor:
         return torch.from_numpy(np.flatnonzero(self._is_free))
-
-    def fragmentation(self) -> Fragmentation:
-        return fragmentation_of(torch.from_numpy(self._is_free))
 
 
 def not_free_yet(ids: np.ndarray[Any, Any], is_free: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -6,7 +6,7 @@ import torch
 
 from kvpolicy.kernels.bitmap import BLOCK, put_back, take_lowest
 
-from .base import FIRST_UNIT, Fragmentation, FreeList, fragmentation_of
+from .base import FIRST_UNIT, FreeList
 
 __all__ = ["AddressOnDevice"]
 
@@ -31,6 +31,3 @@ class AddressOnDevice(FreeList):
 
     def all_free(self) -> torch.Tensor:
         return torch.nonzero(self._is_free).flatten()
-
-    def fragmentation(self) -> Fragmentation:
-        return fragmentation_of(self._is_free)

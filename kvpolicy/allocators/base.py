@@ -10,21 +10,13 @@ k units costs O(k): no call copies the list. All lists are deterministic: equal 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 
-__all__ = ["FIRST_UNIT", "Fragmentation", "FreeList", "fragmentation_of"]
+__all__ = ["FIRST_UNIT", "FreeList"]
 
 FIRST_UNIT = 1  # unit 0 is the padding's
-
-
-class Fragmentation(NamedTuple):
-    """How the free units lie."""
-
-    free_units: int
-    free_runs: int  # maximal groups of consecutive free ids
-    longest_run: int  # in units
 
 
 class FreeList(ABC):
@@ -80,17 +72,3 @@ class FreeList(ABC):
         """The pool now has `num_units`, all free."""
         self.num_units = num_units
         self.clear()
-
-    def fragmentation(self) -> Fragmentation:
-        """How the free units lie. O(pool) and one wait for a GPU, unless a subclass knows better."""
-        is_free = torch.zeros(self.num_units + FIRST_UNIT, dtype=torch.bool, device=self.device)
-        is_free[self.all_free()] = True
-        return fragmentation_of(is_free)
-
-
-def fragmentation_of(is_free: torch.Tensor) -> Fragmentation:
-    """The runs of True in bool[units]."""
-    steps = torch.diff(is_free.to(torch.int8), prepend=is_free.new_zeros(1), append=is_free.new_zeros(1))
-    starts, ends = torch.nonzero(steps == 1).flatten(), torch.nonzero(steps == -1).flatten()
-    lengths = ends - starts
-    return Fragmentation(int(lengths.sum()), lengths.numel(), int(lengths.max()) if lengths.numel() else 0)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .address import not_free_yet
-from .base import FIRST_UNIT, Fragmentation, FreeList
+from .base import FIRST_UNIT, FreeList
 
 __all__ = ["RunsList"]
 
@@ -83,14 +83,6 @@ class RunsList(FreeList):
 
     def all_free(self) -> torch.Tensor:
         return _join(sorted(self._end_of.items(), key=lambda run: (run[0] - run[1], run[0])))
-
-    def fragmentation(self) -> Fragmentation:
-        """O(1), but for outdated entries on the heap's top."""
-        longest = 0
-        if self._end_of:
-            start = self._longest()
-            longest = self._end_of[start] - start
-        return Fragmentation(self.available, len(self._end_of), longest)
 
     def _longest(self) -> int:
         """The first id of the longest run."""

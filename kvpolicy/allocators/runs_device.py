@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .base import FIRST_UNIT, Fragmentation, FreeList, fragmentation_of
+from .base import FIRST_UNIT, FreeList
 
 __all__ = ["RunsOnDevice"]
 
@@ -60,9 +60,6 @@ class RunsOnDevice(FreeList):
 
     def all_free(self) -> torch.Tensor:
         return torch.nonzero(self._is_free).flatten()
-
-    def fragmentation(self) -> Fragmentation:
-        return fragmentation_of(self._is_free)
 
     def _ends(self) -> torch.Tensor:
         """For each id the next one, itself included, that is not free."""

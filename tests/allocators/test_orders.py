@@ -63,16 +63,6 @@ def test_sorting_hands_out_ascending(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_fragmentation(name: str) -> None:
-    free = LISTS[name](10, "cpu")
-    assert free.fragmentation() == (10, 1, 10)
-    free.take(10)
-    assert free.fragmentation() == (0, 0, 0)
-    free.give(ids(9, 2, 3, 4, 6))
-    assert free.fragmentation() == (5, 3, 3)
-
-
-@pytest.mark.parametrize("name", LISTS)
 def test_what_was_handed_out_does_not_change(name: str) -> None:
     """The engine holds ids for a whole step, while others come back."""
     free = LISTS[name](8, "cpu")
@@ -158,11 +148,6 @@ class OrderMachine(RuleBasedStateMachine):
         assert sorted([*free, *self.held]) == list(range(1, self.units + 1))
         if self.order in ("fifo", "lifo"):
             assert free == self.reference.free
-
-    @invariant()
-    def runs_are_counted(self) -> None:
-        runs = self.reference.runs()
-        assert self.real.fragmentation() == (len(self.reference.free), len(runs), len(runs[0]) if runs else 0)
 
 
 def machine(name: str) -> Any:
