@@ -42,15 +42,13 @@ def built_values(scheduler: Any) -> dict[str, Any]:
 
 
 def built_pool(scheduler: Any) -> dict[str, Any]:
-    """The KV pool in use, for the status: `class`, `parts` (class by attribute), `dtype`, `page_size`, `allocator`."""
+    """The classes in use, for the status: `class` of the KV pool, of its `parts` by attribute, of the `allocator`."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool = allocator.get_kvcache()
     parts = {name: type(part).__name__ for name in _PARTS if (part := getattr(pool, name, None)) is not None}
     return {
         "class": type(pool).__name__,
         "parts": parts,
-        "dtype": _kv_dtype(scheduler, pool),
-        "page_size": int(allocator.page_size),
         "allocator": type(allocator).__name__,
     }
 

@@ -72,7 +72,7 @@ class VllmScorer:
         return Scored(actual, ids, logprobs, answer.num_cached_tokens or 0)
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # all is told by now, and the parent ends what is left of the engine
             self._llm.llm_engine.engine_core.shutdown()
 
 

@@ -86,7 +86,7 @@ class ActivePolicy:
     algorithm: str = ""  # e.g. "lru", "score (stable)", with the engine's tree core, for people
     index: Any = None  # kvpolicy.eviction.EvictionIndex, or None with core "engine"
     pool_tokens: int = 0
-    kv_pool: dict[str, Any] = field(default_factory=dict)  # the pool that was built: class, dtype, page size
+    kv_pool: dict[str, Any] = field(default_factory=dict)  # classes of the pool that was built
     watermark: Watermark | None = None  # at work; None: the engine evicts what an allocation lacks
     allocator: AllocatorState | None = None  # None: no allocator of this engine can be replaced
     workers: int = 0  # worker processes that proved to have the policy, where an engine asks them

@@ -51,7 +51,7 @@ def test_a_server_tells_its_runs(server, tmp_path: Path, version: str) -> None:
     with server(version, *flags, policy=policy, max_total_tokens=2048) as running:
         idle = running.status()
         assert idle["kv_pool"]["class"] == "MHATokenToKVPool"
-        assert (idle["kv_pool"]["dtype"], idle["kv_pool"]["page_size"]) == ("bf16", 16)
+        assert (idle["built"]["kv_cache_dtype"], idle["built"]["page_size"]) == ("bf16", 16)
         fresh = idle["fragmentation"]
         assert (fresh["free_pages"], fresh["free_runs"], fresh["longest_free_run_pages"]) == (128, 1, 128)
         assert fresh["requests"] == 0
