@@ -52,6 +52,8 @@ def install_scheduler(guard_of: Callable[[], EvictionGuard | None], hooks: Any) 
         except Exception:
             if guard is not None:
                 guard.fault("arrive", "the policy failed to read a request's arrival")
+            elif (active := current()) is not None:  # the engine's order serves
+                active.note_fallback("arrive", "a request's arrival time could not be taken out")
         try:
             return original(scheduler, recv_req, *args, **kwargs)
         finally:
