@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 try:
@@ -22,11 +20,17 @@ def available() -> bool:
     return triton is not None
 
 
+# Annotations: Triton resolves the names in them, and knows those of its own language only.
 if triton is not None:
 
     @triton.jit(do_not_specialize=["count"])
     def _take_kernel(
-        is_free_ptr: Any, counts_ptr: Any, before_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr
+        is_free_ptr: tl.tensor,
+        counts_ptr: tl.tensor,
+        before_ptr: tl.tensor,
+        out_ptr: tl.tensor,
+        count: tl.tensor,
+        BLOCK: tl.constexpr,
     ) -> None:
         block = tl.program_id(0)
         before = tl.load(before_ptr + block)

@@ -6,8 +6,6 @@ tokens finds its requests by binary search. Works under `TRITON_INTERPRET=1` on 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 try:
@@ -27,12 +25,13 @@ def available() -> bool:
     return triton is not None
 
 
+# Annotations: Triton resolves the names in them, and knows those of its own language only.
 if triton is not None:
 
     @triton.jit(do_not_specialize=["batch"])
     def _scan_kernel(
-        prefix_ptr: Any, seq_ptr: Any, token_end_ptr: Any, page_start_ptr: Any, batch: Any,
-        page_size: tl.constexpr, BLOCK: tl.constexpr,
+        prefix_ptr: tl.tensor, seq_ptr: tl.tensor, token_end_ptr: tl.tensor, page_start_ptr: tl.tensor,
+        batch: tl.tensor, page_size: tl.constexpr, BLOCK: tl.constexpr,
     ) -> None:  # fmt: skip
         """One program: inclusive sum of new tokens and exclusive sum of new pages over the batch."""
         tokens_before = tl.zeros((), dtype=tl.int64)
@@ -51,8 +50,9 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["batch", "num_tokens"])
     def _extend_kernel(
-        prefix_ptr: Any, seq_ptr: Any, last_loc_ptr: Any, page_ptr: Any, token_end_ptr: Any, page_start_ptr: Any,
-        out_ptr: Any, batch: Any, num_tokens: Any, page_size: tl.constexpr, BLOCK: tl.constexpr,
+        prefix_ptr: tl.tensor, seq_ptr: tl.tensor, last_loc_ptr: tl.tensor, page_ptr: tl.tensor,
+        token_end_ptr: tl.tensor, page_start_ptr: tl.tensor, out_ptr: tl.tensor,
+        batch: tl.tensor, num_tokens: tl.tensor, page_size: tl.constexpr, BLOCK: tl.constexpr,
     ) -> None:  # fmt: skip
         token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = token < num_tokens
@@ -80,7 +80,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["batch"])
     def _decode_kernel(
-        seq_ptr: Any, last_loc_ptr: Any, page_ptr: Any, out_ptr: Any, batch: Any,
+        seq_ptr: tl.tensor, last_loc_ptr: tl.tensor, page_ptr: tl.tensor, out_ptr: tl.tensor, batch: tl.tensor,
         page_size: tl.constexpr, BLOCK: tl.constexpr,
     ) -> None:  # fmt: skip
         """One program: the rank of a new page is a running sum over the batch."""
