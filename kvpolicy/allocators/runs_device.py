@@ -44,7 +44,9 @@ class RunsOnDevice(FreeList):
         number = torch.arange(len(counts), device=self.device)
         asking = torch.where(wanted > 0, number, len(counts))
         first = torch.full_like(self._ids, len(counts)).scatter_reduce_(0, last, asking, "amin")
-        length = torch.where((first[last] == number) & (last >= FIRST_UNIT), self._ends()[last + 1] - last - 1, 0)
+        run_of, _, run_end = self._runs()
+        behind = torch.where(self._is_free[last + 1], run_end[run_of[last + 1]] - last, 0)
+        length = torch.where((first[last] == number) & (last >= FIRST_UNIT), behind, 0)
         is_neighbour = place < length[owner]
         neighbour = torch.where(is_neighbour, last[owner] + 1 + place, 0)  # 0 is never free
         self._is_free.index_fill_(0, neighbour, False)
@@ -61,15 +63,30 @@ class RunsOnDevice(FreeList):
     def all_free(self) -> torch.Tensor:
         return torch.nonzero(self._is_free).flatten()
 
-    def _ends(self) -> torch.Tensor:
-        """For each id the next one, itself included, that is not free."""
-        used = torch.where(self._is_free, self._ids.numel(), self._ids)
-        return used.flip(0).cummin(0).values.flip(0)
+    def _runs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`(number, first, last)`: of each id how many runs begin up to it, and of each run, by its number from 1 on,
+        the ids it lies between; a run that there is not has none. Scans and scatters only: a running maximum would
+        name the borders at once, but takes a single block of threads over the whole pool."""
+        free, ids = self._is_free, self._ids
+        begins, ends = free.clone(), free.clone()
+        begins[1:] &= ~free[:-1]
+        ends[:-1] &= ~free[1:]
+        number = begins.cumsum(0)
+        runs = ids.numel() // 2 + 2
+        first, last = torch.zeros(runs, dtype=torch.int64, device=self.device), torch.full_like(ids[:runs], -1)
+        first.scatter_(0, torch.where(begins, number, 0), ids)  # run 0 takes what is no border, and is then none
+        last.scatter_(0, torch.where(ends, number, 0), ids)
+        first[0], last[0] = 0, -1
+        return number, first, last
 
     def _ranked(self, count: int) -> torch.Tensor:
         """The first `count` free ids by run, the longest and of equal ones the lowest first, then by id."""
+        _, first, last = self._runs()
         size = self._ids.numel()
-        starts = torch.where(self._is_free, 0, self._ids + 1).cummax(0).values
-        shortness = size - (self._ends() - starts)
-        key = torch.where(self._is_free, shortness * size + self._ids, size * size + size)
-        return key.topk(count, largest=False, sorted=True).values % size
+        length = last - first + 1
+        chosen = ((size - length) * size + first).topk(min(count, length.numel()), largest=False, sorted=True).indices
+        length = length[chosen]
+        end = length.cumsum(0)
+        place = torch.arange(count, device=self.device)
+        run = torch.searchsorted(end, place, right=True).clamp(max=chosen.numel() - 1)
+        return first[chosen[run]] + place - (end - length)[run]
