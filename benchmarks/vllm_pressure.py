@@ -111,6 +111,8 @@ class Side:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 env={**os.environ, **ENVIRONMENT},
             )  # fmt: skip
+
+    def ready(self) -> None:
         self.facts = self._read()
 
     def ask(self, **task: Any) -> dict[str, Any]:
@@ -183,6 +185,9 @@ def report(sides: list[Side]) -> dict[str, Any]:
 def measured(sides: list[Side], args: argparse.Namespace, engine_arguments: list[str]) -> dict[str, Any]:
     for side in sides:
         side.start(args.model, engine_arguments)
+        time.sleep(args.stagger_s)
+    for side in sides:
+        side.ready()
         print(f"{side.name}: {side.facts}", flush=True)
     task = {"seed": 99, "vocabulary": args.vocabulary, "prompt_tokens": args.prompt_tokens, "output_tokens": 16,
             "requests": args.compare, "batch": 1, "show": True}  # fmt: skip
@@ -199,6 +204,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=512, help="requests given to the engine at once")
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=8)
+    parser.add_argument("--stagger-s", type=float, default=3, help="between two starts: engines measure free memory")
     parser.add_argument("--cpu-time", action="store_true", help="by CPU time: for a machine that is not quiet")
     args = parser.parse_args(own)
     if args.serve:
