@@ -76,7 +76,8 @@ class RunsOnDevice(FreeList):
         first, last = torch.zeros(runs, dtype=torch.int64, device=self.device), torch.full_like(ids[:runs], -1)
         first.scatter_(0, torch.where(begins, number, 0), ids)  # run 0 takes what is no border, and is then none
         last.scatter_(0, torch.where(ends, number, 0), ids)
-        first[0], last[0] = 0, -1
+        first[:1].zero_()
+        last[:1].fill_(-1)
         return number, first, last
 
     def _ranked(self, count: int) -> torch.Tensor:
