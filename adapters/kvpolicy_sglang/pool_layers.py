@@ -45,7 +45,8 @@ class LayeredKVPool(MHATokenToKVPool):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.default_dtype = self.dtype
-        self._say(next(dtype for dtype in self.layer_dtypes if dtype != torch.bfloat16))
+        # Never bf16, which fused writers take for leave to write by themselves.
+        self._say(next((dtype for dtype in self.layer_dtypes if dtype != torch.bfloat16), self.dtype))
 
     def _say(self, dtype: torch.dtype) -> None:
         self.dtype, self.store_dtype = dtype, _stored_as(dtype)

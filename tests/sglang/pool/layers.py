@@ -22,23 +22,23 @@ HEADS, HEAD_DIM, SLOTS, LAYERS = 2, 8, 32, 5
 SHAPE = {"head_num": HEADS, "head_dim": HEAD_DIM, "device": "cpu", "enable_memory_saver": False, "page_size": 1}
 
 
-def active(layers: dict[str, str]) -> ActivePolicy:
+def active(layers: dict[str, str], default: str = "bf16") -> ActivePolicy:
     flat = {
         "apiVersion": "kvpolicy/v1",
         "kind": "KVPolicy",
         "metadata": {"name": "layers"},
-        "cache": {"kv_dtype": {"default": "bf16", "layers": layers}},
+        "cache": {"kv_dtype": {"default": default, "layers": layers}},
     }
     policy = policy_from_flat(flat, engine="sglang")
     compiled = compile_policy(policy, "sglang")
     return ActivePolicy(policy, flat, "", "scheduler", "layers", "layers.yaml", compiled)
 
 
-def configurator(start: int = 0, stop: int = LAYERS) -> SimpleNamespace:
+def configurator(start: int = 0, stop: int = LAYERS, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
     """What the hooks read of SGLang's configurator."""
     return SimpleNamespace(
         server_args=SimpleNamespace(attention_backend="torch_native"),
-        kv_cache_dtype=torch.bfloat16,
+        kv_cache_dtype=dtype,
         model_config=SimpleNamespace(num_hidden_layers=LAYERS, dtype=torch.float32),
         layer_info=SimpleNamespace(start_layer=start, end_layer=stop, num_effective_layers=stop - start),
     )
@@ -103,6 +103,14 @@ def mixed(start: int, stop: int) -> dict[str, Any]:
     }
 
 
+def all_moved() -> dict[str, Any]:
+    """Every layer is bf16, none the default."""
+    pool = build(_Pools(active({"0:": "bf16"}, "fp8_e4m3")), configurator(dtype=torch.float8_e4m3fn))
+    for layer in range(LAYERS):
+        written_and_read(pool, layer)
+    return {"layers": [str(pool.get_key_buffer(layer).dtype) for layer in range(LAYERS)], "at_rest": str(pool.dtype)}
+
+
 def refused(layers: dict[str, str], pool_class: type = MHATokenToKVPool) -> str:
     """The words with which such a start ends."""
     pools, kvc = _Pools(active(layers)), configurator()
@@ -120,6 +128,7 @@ def main() -> None:
         "mixed": mixed(0, LAYERS),
         "second stage": mixed(2, LAYERS),
         "same": [type(build(same, configurator())).__name__, cell_bytes(same, configurator())],
+        "all moved": all_moved(),
         "every dtype": sorted(TORCH_DTYPES),
         "no such layer": refused({"9": "fp8_e4m3"}),
         "no such dtype": refused({"0": "nvfp4"}),

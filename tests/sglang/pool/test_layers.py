@@ -42,6 +42,7 @@ def test_each_layer_has_its_dtype_and_is_counted_with_it(sglang_env: Callable[..
     assert stage["layers"] == [f"torch.{name}" for name in ("float8_e5m2", "bfloat16", "float32")]
     assert stage["counted_bytes"] == stage["built_bytes"] == row * (1 + 2 + 4)
     assert told["same"] == ["MHATokenToKVPool", row * 5 * 2]  # nothing differs: the engine's own pool
+    assert told["all moved"] == {"layers": ["torch.bfloat16"] * 5, "at_rest": "torch.float8_e4m3fn"}
     assert "layers 9: the model has 5 layers, 0 to 4" in told["no such layer"]
     assert "no layer can have nvfp4 of its own in SGLang" in told["no such dtype"]
     assert "SGLang built a NoOpMHATokenToKVPool, which has one dtype" in told["another pool"]
