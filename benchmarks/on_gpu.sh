@@ -37,10 +37,6 @@ sglang)
     policy lru "$lru"
     policy slots "$lru
 allocator: {order: lifo}"
-    policy address "$lru
-allocator: {order: address}"
-    policy runs "$lru
-allocator: {order: runs}"
     policy marks "$lru
 allocator: {watermark: {low: 2%, high: 5%}}"
     policy fp8 "cache: {kv_dtype: fp8_e4m3}
@@ -56,18 +52,20 @@ $triton"
         --side "slots=$out/slots.yaml" --side "marks=$out/marks.yaml" --window 4096 --windows 5 --logs "$out" \
         --out "$out/pressure.json" -- --attention-backend triton --max-total-tokens 600000 --max-running-requests 512 \
         --cuda-graph-max-bs 256 --mem-fraction-static 0.2
-    # Order of slots and attention time over a churned pool.
-    for backend in triton flashinfer; do
-        step "order-$backend" 400 python benchmarks/sglang_pressure.py --model "$model" --side stock \
-            --side "address=$out/address.yaml" --side "runs=$out/runs.yaml" --window 4096 --windows 4 --logs "$out" \
-            --out "$out/order-$backend.json" -- --attention-backend "$backend" --max-total-tokens 600000 \
-            --max-running-requests 512 --cuda-graph-max-bs 256 --mem-fraction-static 0.25
-    done
+    step attention 200 python benchmarks/churned_attention.py
+    step outputs 300 python benchmarks/sglang_outputs.py --model "$model" --vocabulary 40000 --logs "$out" -- \
+        --attention-backend triton --mem-fraction-static 0.85 --cuda-graph-max-bs 4 --disable-prefill-cuda-graph \
+        --max-running-requests 16
     ;;
 vllm)
-    step pressure 560 python benchmarks/vllm_pressure.py --model "$model" --side stock --side lru=policies/stock_lru.yaml \
-        --side long_context=policies/long_context.yaml --side adaptive=policies/adaptive.yaml --windows 6 --logs "$out" \
-        --out "$out/pressure.json" -- --gpu-memory-utilization 0.2 --num-gpu-blocks-override 40000
+    sides="--side stock --side again"
+    for name in stock_lru long_context adaptive agentic chat rag batch multi_tenant; do
+        sides="$sides --side $name=policies/$name.yaml"
+    done
+    # 32 is a block that every shipped policy accepts. Many short windows: engines on one machine swing by a tenth.
+    step pressure 590 python benchmarks/vllm_pressure.py --model "$model" $sides --prompt-tokens 64 --window 1024 \
+        --windows 20 --logs "$out" --out "$out/pressure.json" -- --gpu-memory-utilization 0.07 --block-size 32 \
+        --num-gpu-blocks-override 8000 --max-model-len 2048 --attention-backend TRITON_ATTN
     policy fp8 'cache: {kv_dtype: fp8_e4m3}'
     policy edges 'cache: {kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16, "-2:": bf16}}}'
     step fidelity-fp8 240 python -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" -o "$out/fp8.json"
