@@ -118,6 +118,9 @@ class LazyHeap(Generic[H]):
     def precedes(self, handle: H, victim: H) -> bool:
         return bool(self._key(handle) <= self._key(victim))
 
+    def sweep(self, handle: H, most: int) -> int:
+        return most
+
     def clear(self) -> None:
         self._numbers.clear()
         self._handles.clear()

@@ -33,6 +33,7 @@ class CompiledRule:
     level: int = 0
     ttl_ms: int | None = None
     budget_share: float | None = None
+    reads_depth: bool = True  # ``match`` may tell the units of a run apart
     refuses: Callable[[RequestInfo, int, int], bool] | None = None  # admit: never; (request, depth_tokens, size_tokens)
     priority: int | None = None
 
@@ -59,7 +60,7 @@ class Budget:
             refs[node] = count + 1
             if count:
                 return
-            self.used_tokens += node.kvp.size_tokens
+            self.used_tokens += node.kvp.tokens
             node = node.kvp.parent
 
     def leave(self, handle: Handle) -> None:
@@ -74,7 +75,7 @@ class Budget:
             if count:
                 return
             del refs[node]
-            self.used_tokens -= node.kvp.size_tokens
+            self.used_tokens -= node.kvp.tokens
             node = node.kvp.parent
 
     def split(self, upper: Handle, lower: Handle, is_member: bool) -> None:
@@ -83,6 +84,13 @@ class Budget:
             self.refs[upper] = 1 + is_member
         if is_member:
             self.members.add(upper)
+
+    def trimmed(self, handle: Handle, tokens: int, is_member: bool) -> None:
+        """A run of :attr:`refs` lost that many of its tokens, and has another key now."""
+        self.used_tokens -= tokens
+        if is_member:
+            self.members.discard(handle)
+            self.members.add(handle)
 
     def forget(self, handle: Handle) -> None:
         """A unit of :attr:`refs` is resident no more. Its children went before it: its own membership is left."""
@@ -98,18 +106,26 @@ class Budget:
                 path[node] = None
                 node = node.kvp.parent
         assert path.keys() == self.refs.keys(), "a rule counts units off its members' paths"
-        assert self.used_tokens == sum(node.kvp.size_tokens for node in path), "a rule's token count is off"
+        assert self.used_tokens == sum(node.kvp.tokens for node in path), "a rule's token count is off"
         assert self.used_tokens <= self.limit_tokens, "a rule holds more than its budget"
 
 
 class RuleBook:
-    """All rules over the resident units of one pool. ``moved`` is told of every unit whose level changed."""
+    """All rules over the resident units of one pool. ``moved`` is told of every unit whose level changed. ``divide(handle,
+    units)`` leaves a run its last ``units`` units and gives those before to a new handle, which it returns."""
 
     def __init__(
-        self, rules: tuple[CompiledRule, ...], algorithm: Algorithm, pool_tokens: int, moved: Callable[[Handle], None]
+        self,
+        rules: tuple[CompiledRule, ...],
+        algorithm: Algorithm,
+        pool_tokens: int,
+        moved: Callable[[Handle], None],
+        divide: Callable[[Handle, int], Handle],
     ) -> None:
         self.rules = rules
+        self._divide = divide
         self._matches = [rule.match for rule in rules]
+        self._reads_depth = any(rule.reads_depth for rule in rules)
         self.has_admission = any(rule.refuses is not None for rule in rules)
         self._clock = algorithm.clock
         self._algorithm = algorithm
@@ -127,6 +143,8 @@ class RuleBook:
             else Budget(int(rule.budget_share * pool_tokens), self._algorithm.make_member_order())
             for rule in self.rules
         ]
+        limits = [budget.limit_tokens for budget in self._budgets if budget is not None]
+        self._least_limit_tokens = min(limits, default=None)
 
     def protected_tokens(self) -> dict[str, int]:
         """Tokens counted against each budget, by rule name."""
@@ -146,21 +164,58 @@ class RuleBook:
                 return False
         return False
 
-    def run(self, handle: Handle) -> None:
-        """The unit was inserted or touched: end what is over, then let the first matching rule act."""
-        meta, clock = handle.kvp, self._clock
-        if clock.now_ms != self._expired_ms:
+    def run(self, handle: Handle, is_touch: bool) -> None:
+        """The unit was inserted or touched: end what is over, then let the first matching rule act. A run is divided where
+        rules tell its units apart."""
+        meta = handle.kvp
+        if self._clock.now_ms != self._expired_ms:
             self.expire()
-        meta.priority, meta.rule_priority = meta.request_priority, None
+        limit_tokens = self._least_limit_tokens
+        while meta.units > 1 and (
+            self._reads_depth or (limit_tokens is not None and meta.depth_tokens > limit_tokens)
+        ):
+            outcome, units = self._outcome_of_last(meta)
+            if units == meta.units:
+                break
+            upper = self._divide(handle, units)
+            self._apply(handle, meta, outcome, is_touch)
+            handle, meta = upper, upper.kvp
+        self._apply(handle, meta, self._outcome(meta), is_touch)
+
+    def _outcome(self, meta: UnitMeta) -> int:
+        """The index of the rule that wins, -1 for none."""
+        clock = self._clock
         for index, match in enumerate(self._matches):
             if match(meta, clock):
-                rule = self.rules[index]
-                if rule.priority is not None:
-                    meta.priority = meta.rule_priority = rule.priority
-                if rule.is_retain:
-                    self._protect(handle, meta, index, rule)
-                    return
-                break
+                return index
+        return -1
+
+    def _outcome_of_last(self, meta: UnitMeta) -> tuple[int, int]:
+        """What the rules say of a run's last unit, and of how many before it too, itself included."""
+        end_tokens, size_tokens, units = meta.depth_tokens, meta.size_tokens, 1
+        outcome = self._outcome(meta)
+        budget = self._budgets[outcome]
+        limit_tokens = end_tokens if outcome < 0 or budget is None else budget.limit_tokens
+        is_too_deep = end_tokens > limit_tokens
+        try:
+            while units < meta.units:
+                meta.depth_tokens -= size_tokens
+                if (meta.depth_tokens > limit_tokens) is not is_too_deep or self._outcome(meta) != outcome:
+                    break
+                units += 1
+        finally:
+            meta.depth_tokens = end_tokens
+        return outcome, units
+
+    def _apply(self, handle: Handle, meta: UnitMeta, outcome: int, is_touch: bool) -> None:
+        meta.priority, meta.rule_priority = meta.request_priority, None
+        if outcome >= 0:
+            rule = self.rules[outcome]
+            if rule.priority is not None:
+                meta.priority = meta.rule_priority = rule.priority
+            if rule.is_retain:
+                self._protect(handle, meta, outcome, rule, is_touch)
+                return
         if meta.rule >= 0:
             if meta.expiry_ms is None:
                 self.unprotect(handle)
@@ -197,6 +252,13 @@ class RuleBook:
         if rule >= 0:
             self._touch_member(lower, lower.kvp)
 
+    def trimmed(self, handle: Handle, units: int) -> None:
+        """The run lost that many last units."""
+        meta = handle.kvp
+        for index, budget in enumerate(self._budgets):
+            if budget is not None and handle in budget.refs:
+                budget.trimmed(handle, units * meta.size_tokens, is_member=index == meta.rule)
+
     def removed(self, handle: Handle) -> None:
         """The unit is resident no more. ``kvp.rule`` stays readable: it says which rule had protected the victim."""
         for budget in self._budgets:
@@ -211,7 +273,7 @@ class RuleBook:
                 budget.check()
         self._expiry.check()
 
-    def _protect(self, handle: Handle, meta: UnitMeta, index: int, rule: CompiledRule) -> None:
+    def _protect(self, handle: Handle, meta: UnitMeta, index: int, rule: CompiledRule, is_touch: bool) -> None:
         budget = self._budgets[index]
         if budget is not None and meta.depth_tokens > budget.limit_tokens:
             if meta.rule >= 0:
@@ -227,9 +289,16 @@ class RuleBook:
         else:
             self._touch_member(handle, meta)
         self._set_expiry(handle, meta, rule.ttl_ms)
-        if budget is not None:
-            while budget.used_tokens > budget.limit_tokens:
-                self.unprotect(budget.members.peek()[1])
+        if budget is None:
+            return
+        while (excess_tokens := budget.used_tokens - budget.limit_tokens) > 0:
+            weakest = budget.members.peek()[1]
+            self.unprotect(weakest)
+            if weakest is handle and is_touch and excess_tokens <= meta.tokens - meta.size_tokens:
+                # The last of its units do not fit; those before them do.
+                upper = self._divide(handle, -(-excess_tokens // meta.size_tokens))
+                self._protect(upper, upper.kvp, index, rule, is_touch)
+                return
 
     def _set_expiry(self, handle: Handle, meta: UnitMeta, ttl_ms: int | None) -> None:
         if ttl_ms is not None:  # the same rule's ttl, and a clock that never goes back: it only moves later

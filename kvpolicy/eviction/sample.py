@@ -106,6 +106,9 @@ class SampledOrder(Generic[H]):
         """The victim was the best of the candidates, so whatever is better than it is too."""
         return bool(self._key(handle) <= self._key(victim))
 
+    def sweep(self, handle: H, most: int) -> int:
+        return most
+
     def clear(self) -> None:
         self._members.clear()
         self._position.clear()

@@ -22,7 +22,8 @@ __all__ = ["Sieve"]
 
 
 class Sieve(Algorithm):
-    """State: the unit's hits when the hand last passed it."""
+    """State: the unit's hits when the hand last passed it. The hand passes the last unit of a run alone: where the
+    others' differ, theirs stand beside it."""
 
     needs_metadata = True
 
@@ -30,7 +31,14 @@ class Sieve(Algorithm):
         return SieveQueue()
 
     def inserted(self, handle: Handle) -> None:
-        handle.kvp.state = 0
+        handle.kvp.state = (0, 0)
+
+    def divided(self, upper: Handle, lower: Handle) -> None:
+        others = upper.kvp.state[1]
+        upper.kvp.state = (others, others)
+
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
+        self.divided(handle, handle)
 
 
 class SieveQueue:
@@ -67,9 +75,10 @@ class SieveQueue:
             (lap, birth_seq, order), handle = top
             meta = handle.kvp
             self._lap, self._hand = lap, (birth_seq, order)
-            if meta.hits == meta.state:
+            seen, others = meta.state
+            if meta.hits == seen:
                 return recency(handle), handle
-            meta.state = meta.hits
+            meta.state = (meta.hits, others)
             self._heap.discard(handle)
             self._due[handle] = lap + 1
             self._heap.add(handle)
@@ -85,6 +94,9 @@ class SieveQueue:
 
     def precedes(self, handle: Handle, victim: Handle) -> bool:
         return False  # it stands behind the hand
+
+    def sweep(self, handle: Handle, most: int) -> int:
+        return 1
 
     def clear(self) -> None:
         self._heap.clear()

@@ -70,7 +70,7 @@ def check_admit_never_leaves_nothing() -> None:
 def check_priority_is_read_and_clamped(given: dict[str, Any], expected: int | None) -> None:
     driver = Driver(24, {"policy": "priority"}, hints={"max_priority": 5})
     driver.serve(prompt(1), **given)
-    metas = [unit.kvp for unit in driver.pool.guard.units.units.values()]
+    metas = [unit.kvp for unit in driver.pool.guard.units.runs.values()]
     assert [meta.priority for meta in metas] == [expected, expected]
 
 
@@ -87,7 +87,7 @@ def check_a_request_counts_once() -> None:
         driver.start(request)
     driver.finish(request)
     units = driver.pool.guard.units
-    assert [unit.kvp.hits for unit in units.units.values()] == [1, 1]
+    assert [unit.kvp.hits for unit in units.runs.values()] == [1, 1]
     assert units.index.clock.request_seq == 2
 
 
@@ -98,7 +98,7 @@ def check_a_first_run_that_is_preempted_hits_nothing() -> None:
     driver.preempt(request)
     assert driver.start(request) == 32
     driver.finish(request)
-    assert [unit.kvp.hits for unit in driver.pool.guard.units.units.values()] == [0, 0]
+    assert [unit.kvp.hits for unit in driver.pool.guard.units.runs.values()] == [0, 0]
 
 
 def check_what_units_know() -> None:
@@ -108,7 +108,7 @@ def check_what_units_know() -> None:
     for token in range(30):
         driver.decode(request, token)
     driver.finish(request)
-    first, second, third = (unit.kvp for unit in driver.pool.guard.units.units.values())
+    first, second, third = (unit.kvp for unit in driver.pool.guard.units.runs.values())
     assert [meta.depth_tokens for meta in (first, second, third)] == [16, 32, 48]
     assert [meta.is_output for meta in (first, second, third)] == [False, True, True]
     assert {meta.cache_salt for meta in (first, second, third)} == {"gold"}

@@ -78,7 +78,6 @@ def run(eviction: dict[str, Any], seed: int) -> tuple[Driver, list[Any], list[An
     # One pool size for shares: replay's capacity.
     index = driver.pool.guard.units.index
     index.reset(BLOCKS * BLOCK_TOKENS)
-    victims = watch(index, lambda unit: unit.hash[:-4])
     compiled = activate("vllm", eviction, hints={"max_priority": 5}).compiled.eviction
     simulator = Simulator(
         Eviction("replay", compiled.make_index, compiled.needs_metadata), BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS, "page"
@@ -94,6 +93,8 @@ def run(eviction: dict[str, Any], seed: int) -> tuple[Driver, list[Any], list[An
         hits.append(driver.start(request))
         driver.finish(request)
         driver.check()
+    victims = [block_hash[:-4] for block_hash in driver.evicted]
+    assert len(victims) == index.victims
     return driver, hits, victims, expected, expected_victims
 
 
