@@ -61,11 +61,12 @@ class Run:
             run = run.parent
 
     def count_evictable(self, most: int) -> int:
-        """How many blocks from the end, up to `most`, are free and hold their content."""
+        """How many blocks from the end, up to `most`, are free and hold their content (the null block never has one)."""
+        blocks, hashes = self.blocks[-most:], self.hashes[-most:]
+        if [block.block_hash for block in blocks] == hashes and not any([block.ref_cnt for block in blocks]):
+            return len(blocks)
         count = 0
-        for block, block_hash in zip(reversed(self.blocks), reversed(self.hashes), strict=True):
-            if count == most or block.ref_cnt or block.is_null or block.block_hash != block_hash:
-                break
+        while blocks and not blocks[-1].ref_cnt and blocks.pop().block_hash == hashes.pop():
             count += 1
         return count
 

@@ -64,7 +64,7 @@ class CachedUnits:
                 continue
             end = stop if at >= prompt_end else min(stop, prompt_end)
             new = hashes[at - start : end - start]
-            if not runs.keys().isdisjoint(new) or None in new:
+            if not all(new) or not runs.keys().isdisjoint(new):
                 new = _first_new(new, runs)
             if not self.index.takes_runs:
                 new = new[:1]

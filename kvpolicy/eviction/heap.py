@@ -100,7 +100,7 @@ class LazyHeap(Generic[H]):
         return None
 
     def peek(self) -> tuple[Any, H] | None:
-        generation = self._first()
+        generation = self._first() if self._numbers else None
         if generation is None:
             return None
         entry = generation.heap[0]

@@ -228,6 +228,10 @@ class PartitionedOrder:
                 self._reread(partition)
         self._dirty.clear()
         for heap in self._heaps:
+            if len(heap) == 1:  # nothing to compare it with
+                (partition,) = heap
+                if partition.order:
+                    return partition
             if self._is_dynamic:
                 self._refresh(heap)
             while (best := heap.peek()) is not None:

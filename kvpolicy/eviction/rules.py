@@ -11,6 +11,7 @@ than the whole budget is not protected, so that one giant prompt does not cost a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ class CompiledRule:
     level: int = 0
     ttl_ms: int | None = None
     budget_share: float | None = None
-    reads_depth: bool = True  # ``match`` may tell the units of a run apart
+    depth_steps: tuple[int, ...] | None = None  # depths from which on ``match`` may say otherwise; ``None``: any
     refuses: Callable[[RequestInfo, int, int], bool] | None = None  # admit: never; (request, depth_tokens, size_tokens)
     priority: int | None = None
 
@@ -125,7 +126,6 @@ class RuleBook:
         self.rules = rules
         self._divide = divide
         self._matches = [rule.match for rule in rules]
-        self._reads_depth = any(rule.reads_depth for rule in rules)
         self.has_admission = any(rule.refuses is not None for rule in rules)
         self._clock = algorithm.clock
         self._algorithm = algorithm
@@ -143,8 +143,11 @@ class RuleBook:
             else Budget(int(rule.budget_share * pool_tokens), self._algorithm.make_member_order())
             for rule in self.rules
         ]
-        limits = [budget.limit_tokens for budget in self._budgets if budget is not None]
-        self._least_limit_tokens = min(limits, default=None)
+        steps = {budget.limit_tokens + 1 for budget in self._budgets if budget is not None}  # too deep from there on
+        for rule in self.rules:
+            steps.update(rule.depth_steps or ())
+        self._steps = sorted(steps)
+        self._is_stepless = any(rule.depth_steps is None for rule in self.rules)
 
     def protected_tokens(self) -> dict[str, int]:
         """Tokens counted against each budget, by rule name."""
@@ -170,17 +173,14 @@ class RuleBook:
         meta = handle.kvp
         if self._clock.now_ms != self._expired_ms:
             self.expire()
-        limit_tokens = self._least_limit_tokens
-        while meta.units > 1 and (
-            self._reads_depth or (limit_tokens is not None and meta.depth_tokens > limit_tokens)
-        ):
+        while True:
             outcome, units = self._outcome_of_last(meta)
             if units == meta.units:
                 break
             upper = self._divide(handle, units)
             self._apply(handle, meta, outcome, is_touch)
             handle, meta = upper, upper.kvp
-        self._apply(handle, meta, self._outcome(meta), is_touch)
+        self._apply(handle, meta, outcome, is_touch)
 
     def _outcome(self, meta: UnitMeta) -> int:
         """The index of the rule that wins, -1 for none."""
@@ -192,20 +192,27 @@ class RuleBook:
 
     def _outcome_of_last(self, meta: UnitMeta) -> tuple[int, int]:
         """What the rules say of a run's last unit, and of how many before it too, itself included."""
-        end_tokens, size_tokens, units = meta.depth_tokens, meta.size_tokens, 1
-        outcome = self._outcome(meta)
+        outcome, end_tokens = self._outcome(meta), meta.depth_tokens
+        units = self._count_alike(meta, 0)
         budget = self._budgets[outcome]
         limit_tokens = end_tokens if outcome < 0 or budget is None else budget.limit_tokens
-        is_too_deep = end_tokens > limit_tokens
         try:
             while units < meta.units:
-                meta.depth_tokens -= size_tokens
-                if (meta.depth_tokens > limit_tokens) is not is_too_deep or self._outcome(meta) != outcome:
+                depth_tokens = meta.depth_tokens = end_tokens - units * meta.size_tokens
+                if depth_tokens <= limit_tokens < end_tokens or self._outcome(meta) != outcome:
                     break
-                units += 1
+                units = self._count_alike(meta, units)
         finally:
             meta.depth_tokens = end_tokens
         return outcome, units
+
+    def _count_alike(self, meta: UnitMeta, units: int) -> int:
+        """So many units, the one that ends at ``depth_tokens`` now, and those before it down to the next step."""
+        if self._is_stepless or units + 1 == meta.units:
+            return units + 1
+        at = bisect_right(self._steps, meta.depth_tokens)
+        step_tokens = self._steps[at - 1] if at else 0
+        return min(meta.units, units + (meta.depth_tokens - step_tokens) // meta.size_tokens + 1)
 
     def _apply(self, handle: Handle, meta: UnitMeta, outcome: int, is_touch: bool) -> None:
         meta.priority, meta.rule_priority = meta.request_priority, None
