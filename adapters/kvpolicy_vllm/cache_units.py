@@ -14,15 +14,14 @@ Nothing here imports vLLM. Blocks are its `KVCacheBlock`s: compared by identity,
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from operator import is_
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo, UnitMeta
 from kvpolicy.eviction.index import EvictionIndex
 from kvpolicy.eviction.metadata_index import MetadataIndex
 
-from .cache_runs import Run, content_key
+from .cache_runs import Run, Runs, content_key
 
 __all__ = ["CachedUnits"]
 
@@ -38,12 +37,12 @@ class CachedUnits:
     def __init__(self, index: EvictionIndex, block_tokens: int) -> None:
         self.index = index
         self.block_tokens = block_tokens
-        self.runs: dict[bytes, Run] = {}  # by each of its contents
+        self.runs = Runs(index)
         #: Free blocks whose content is resident elsewhere too, by number, oldest first: a dict is slow at its front.
         self.surplus: OrderedDict[int, Any] = OrderedDict()
         self._tick = 0
         if isinstance(index, MetadataIndex):
-            index.divider = self._divide
+            index.divider = self.runs.divide
 
     # -- what the pool tells --
 
@@ -65,12 +64,12 @@ class CachedUnits:
             end = stop if at >= prompt_end else min(stop, prompt_end)
             new = hashes[at - start : end - start]
             if not all(new) or not runs.keys().isdisjoint(new):
-                new = _first_new(new, runs)
+                new = runs.new_ones(new)
             if not self.index.takes_runs:
                 new = new[:1]
             end = at + len(new)
             self._tick += len(new)
-            run = Run(new, list(blocks[at:end]), self._ending_at(above), self._tick, info.priority or 0)
+            run = Run(new, list(blocks[at:end]), self.runs.ending_at(above), self._tick, info.priority or 0)
             runs.update(dict.fromkeys(new, run))
             if run.parent is not None:
                 self._add_child(run.parent)
@@ -85,7 +84,7 @@ class CachedUnits:
             if run is None:
                 at += 1
             else:
-                run, at = self._covered(run, blocks, at)
+                run, at = self.runs.covered(run, blocks, at)
                 if run.parent is None and parent is not None:  # was adopted, or lost its parent
                     run.parent = parent
                     self._add_child(parent)
@@ -122,7 +121,7 @@ class CachedUnits:
                 self.surplus[block.block_id] = block
                 at += 1
                 continue
-            run, end = self._covered_from_end(run, blocks, at)
+            run, end = self.runs.covered_from_end(run, blocks, at)
             run.last_access_time = tick - at
             run.is_free = True
             if not run.children:
@@ -135,21 +134,20 @@ class CachedUnits:
         while at < len(blocks):
             block = blocks[at]
             run = self.runs.get(block.block_hash)
-            if self.surplus and self.surplus.pop(block.block_id, None) is not None:
+            if run is None or not run.is_free:  # in use, or a copy to spare
+                self.surplus.pop(block.block_id, None)
                 at += 1
-            elif run is None or not run.is_free:
-                at += 1
-            else:
-                run, at = self._covered(run, blocks, at)
-                run.is_free = False
-                if not run.children:
-                    self.index.discard(run)
+                continue
+            run, at = self.runs.covered(run, blocks, at)
+            run.is_free = False
+            if not run.children:
+                self.index.discard(run)
 
     def gone(self, block: Any, block_hash: bytes) -> None:
         """The block's content is no longer cached."""
         if block_hash not in self.runs:
             return
-        unit = self._alone(block_hash)
+        unit = self.runs.alone(block_hash)
         if unit.copies is None:
             if unit.blocks[0] is block and (above := self._remove(unit)) is not None:
                 self.index.add(above)
@@ -168,11 +166,11 @@ class CachedUnits:
         """The engine threw these blocks' contents out, whatever continues them: `(block, hash it had)`."""
         orphans = False
         for block, block_hash in blocks:
-            orphans |= block_hash in self.runs and self._alone(block_hash).children > 0
+            orphans |= block_hash in self.runs and self.runs.alone(block_hash).children > 0
             self.gone(block, block_hash)
         if orphans:
-            for run in self._each():
-                if not self._has_parent(run):
+            for run in self.runs.each():
+                if not self.runs.has_parent(run):
                     run.parent = None
                     if run.kvp is not None:
                         run.kvp.parent = None
@@ -236,25 +234,25 @@ class CachedUnits:
         resident = _by_content(blocks)
         free = [block for block in free if block.block_hash is not None and not block.ref_cnt]
         free_ids = {block.block_id for block in free}
-        for run in self._each():
+        for run in self.runs.each():
             if not run.is_whole(resident, free_ids):
-                self._shatter(run)
-        for run in self._each():
+                self.runs.shatter(run)
+        for run in self.runs.each():
             if run.hashes[0] not in resident:
-                del self.runs[run.hashes[0]]
+                self.runs.forget(run.hashes)
                 run.is_free = False
                 self.index.remove(run)
         self.surplus.clear()
         unknown = [copies[0] for block_hash, copies in resident.items() if block_hash not in self.runs]
         for block in sorted(unknown, key=self._depth_tokens):  # parents are older than their children
             self._adopt(block)
-        for run in self._each():
+        for run in self.runs.each():
             run.is_free, run.children = False, 0
             if len(run.blocks) == 1:
                 copies = resident[run.hashes[0]]
                 run.blocks[0], run.copies = copies[0], copies if len(copies) > 1 else None
-        for run in self._each():
-            if self._has_parent(run):
+        for run in self.runs.each():
+            if self.runs.has_parent(run):
                 run.parent.children += 1
             else:
                 run.parent = None
@@ -277,7 +275,7 @@ class CachedUnits:
         assert resident.keys() == self.runs.keys(), "a content without a unit, or a unit without its content"
         children: dict[Run, int] = {}
         surplus = set()
-        for run in self._each():
+        for run in self.runs.each():
             assert all(self.runs[block_hash] is run for block_hash in run.hashes), "a content in another run"
             assert run.kvp is None or run.kvp.units == len(run.blocks), "a run longer or shorter than the index thinks"
             for block_hash, block in zip(run.hashes, run.blocks, strict=True):
@@ -289,80 +287,12 @@ class CachedUnits:
                 is_free = len(copies) == 1 and not copies[0].ref_cnt
                 assert run.is_free == is_free, "a unit is free or not, and nobody knows"
             assert (run in self.index) == (run.is_free and not run.children), "a unit wrongly on offer, or not"
-            if self._has_parent(run):
+            if self.runs.has_parent(run):
                 children[run.parent] = children.get(run.parent, 0) + 1
         assert surplus == self.surplus.keys(), "free copies were miscounted"
-        for run in self._each():
+        for run in self.runs.each():
             assert run.children == children.get(run, 0), "children were miscounted"
         self.index.check()
-
-    # -- runs --
-
-    def _each(self) -> list[Run]:
-        """All runs, parents first: a dict keeps the order of creation."""
-        return list(dict.fromkeys(self.runs.values()))
-
-    def _cut(self, run: Run, units: int) -> Run:
-        """Leave the run its units from that one on, and return the new run of the first `units` above it."""
-        upper = run.cut(units)
-        self.runs.update(dict.fromkeys(upper.hashes, upper))
-        key = content_key(run.hashes[0]) if self.index.needs_content_key else None
-        self.index.divide(upper, run, len(run.blocks), key)
-        return upper
-
-    def _divide(self, run: Run, units: int) -> Run:
-        """For the index: leave the run its last `units`."""
-        return self._cut(run, len(run.blocks) - units)
-
-    def _shatter(self, run: Run) -> None:
-        while len(run.blocks) > 1:
-            self._cut(run, 1)
-
-    def _covered(self, run: Run, blocks: Sequence[Any], at: int) -> tuple[Run, int]:
-        """The run of which `blocks[at]` and those after it are the first units, cut to them, and where they end."""
-        if run.hashes[0] != blocks[at].block_hash:
-            self._cut(run, run.hashes.index(blocks[at].block_hash))
-        end = at + len(run.hashes)
-        if end > len(blocks) or blocks[end - 1].block_hash != run.hashes[-1]:
-            end = at + 1  # as far as they agree; a hash names the whole prefix, so this is rare
-            while end < len(blocks) and blocks[end].block_hash == run.hashes[end - at]:
-                end += 1
-            run = self._cut(run, end - at)
-        return run, end
-
-    def _covered_from_end(self, run: Run, blocks: Sequence[Any], at: int) -> tuple[Run, int]:
-        """The same for blocks in reverse, `blocks[at]` being the last unit. Of contents with copies it is one unit."""
-        end = at + len(run.blocks)
-        if end <= len(blocks) and all(map(is_, reversed(run.blocks), blocks[at:end])):
-            return run, end
-        last = run.hashes.index(blocks[at].block_hash)
-        first, end = last, at + 1
-        while first and end < len(blocks) and run.blocks[first - 1] is blocks[end]:
-            first, end = first - 1, end + 1
-        if last + 1 < len(run.blocks):
-            run = self._cut(run, last + 1)
-        if first:
-            self._cut(run, first)
-        return run, end
-
-    def _ending_at(self, block_hash: bytes | None) -> Run | None:
-        """The run whose last unit is that content, cut there if need be."""
-        run = None if block_hash is None else self.runs.get(block_hash)
-        if run is None or block_hash is None or run.hashes[-1] == block_hash:
-            return run
-        return self._cut(run, run.hashes.index(block_hash) + 1)
-
-    def _alone(self, block_hash: bytes) -> Run:
-        """That content as a run of its own."""
-        run = self._ending_at(block_hash)
-        assert run is not None
-        if len(run.blocks) > 1:
-            self._cut(run, len(run.blocks) - 1)
-        return run
-
-    def _has_parent(self, run: Run) -> bool:
-        """Whether what the run continues is still resident."""
-        return run.parent is not None and self.runs.get(run.parent.hashes[-1]) is run.parent
 
     # -- inner --
 
@@ -376,7 +306,7 @@ class CachedUnits:
         if run.copies is None:
             if run.blocks[run.hashes.index(block_hash)] is block:
                 return
-            unit = self._alone(block_hash)
+            unit = self.runs.alone(block_hash)
             unit.copies = [unit.blocks[0], block]
             if unit.is_free:  # the content is in use again, in another block: this one is spare
                 unit.is_free = False
@@ -401,12 +331,13 @@ class CachedUnits:
         clock, index = before.index.clock, self.index
         index.clock.request_seq, index.clock.now_ms = clock.request_seq, clock.now_ms
         if not index.takes_runs:
-            for run in before._each():
-                before._shatter(run)
-        self.runs, self._tick = before.runs, before._tick
+            for run in before.runs.each():
+                before.runs.shatter(run)
+        self.runs.update(before.runs)
+        self._tick = before._tick
         if not index.needs_metadata:
             return
-        for run in self._each():
+        for run in self.runs.each():
             old: UnitMeta | None = run.kvp
             if old is None:
                 self._stamp(run, _NOBODY, self._depth_tokens(run.blocks[-1]), False)
@@ -430,14 +361,12 @@ class CachedUnits:
     def _trim(self, run: Run, units: int) -> None:
         """Forget the last `units`, not all of them."""
         going = run.trim(units)
-        for block_hash in going:
-            del self.runs[block_hash]
+        self.runs.forget(going)
         self.index.trim(run, units, content_key(going[0]) if self.index.needs_content_key else None)
 
     def _remove(self, run: Run) -> Run | None:
         """Forget the run; its parent, if that is evictable now."""
-        for block_hash in run.hashes:
-            del self.runs[block_hash]
+        self.runs.forget(run.hashes)
         run.is_free = False
         self.index.remove(run)
         parent = run.parent
@@ -454,11 +383,3 @@ def _by_content(blocks: Iterable[Any]) -> dict[bytes, list[Any]]:
         if block.block_hash is not None and not block.is_null:
             resident.setdefault(block.block_hash, []).append(block)
     return resident
-
-
-def _first_new(hashes: list[Any], known: dict[bytes, Run]) -> list[bytes]:
-    """Those before the first that is missing or known; the first one is neither."""
-    end = 1
-    while end < len(hashes) and hashes[end] is not None and hashes[end] not in known:
-        end += 1
-    return hashes[:end]

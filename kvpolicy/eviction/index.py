@@ -121,8 +121,8 @@ class EvictionIndex:
         content_key: int | None = None,
         units: int = 1,
     ) -> None:
-        """A new unit became resident, or a run of so many. ``size_tokens`` is a unit's, ``depth_tokens`` the last one's,
-        ``content_key`` names the first."""
+        """A new unit became resident, or a run of so many: ``size_tokens`` is one unit's, ``depth_tokens`` the last one's,
+        and ``content_key`` names the first."""
 
     def touch(self, handle: Handle, request: RequestInfo) -> None:
         """One later request's match reached the unit's end (once a request)."""
@@ -196,8 +196,8 @@ class EvictionIndex:
             return 1
 
     def trim(self, handle: Handle, units: int, content_key: int | None = None) -> None:
-        """The engine freed that many last units of the run that :meth:`pop` returned, not all of them. What is left is held
-        as if popped; :meth:`reoffer` offers it in this walk. ``content_key`` names the first that went."""
+        """The engine freed that many last units of the run that :meth:`pop` returned, not all of them. What is left is
+        held as if popped; :meth:`reoffer` offers it in this walk. ``content_key`` names the first that went."""
         meta = handle.kvp
         if meta is not None:
             meta.units -= units
@@ -212,8 +212,8 @@ class EvictionIndex:
     def evicted(
         self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
     ) -> None:
-        """The engine frees the unit that :meth:`pop` returned, or so many of the run: count it. ``size_tokens`` are those
-        of all. Call it before ``discard``, ``trim`` and ``remove``.
+        """The engine frees the unit that :meth:`pop` returned, or so many of the run: count it. ``size_tokens`` are
+        those of all. Call it before ``discard``, ``trim`` and ``remove``.
 
         All numbers must be equal on every rank. ``identity`` is any number that tells this unit from others of the same
         size and depth; with metadata its creation order is used besides.

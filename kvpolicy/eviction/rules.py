@@ -112,8 +112,8 @@ class Budget:
 
 
 class RuleBook:
-    """All rules over the resident units of one pool. ``moved`` is told of every unit whose level changed. ``divide(handle,
-    units)`` leaves a run its last ``units`` units and gives those before to a new handle, which it returns."""
+    """All rules over the resident units of one pool. ``moved`` is told of every unit whose level changed. ``divide``
+    leaves a run that many last units and gives those before to a new handle, which it returns."""
 
     def __init__(
         self,
@@ -168,8 +168,8 @@ class RuleBook:
         return False
 
     def run(self, handle: Handle, is_touch: bool) -> None:
-        """The unit was inserted or touched: end what is over, then let the first matching rule act. A run is divided where
-        rules tell its units apart."""
+        """The unit was inserted or touched: end what is over, then let the first matching rule act. A run is divided
+        where rules tell its units apart."""
         meta = handle.kvp
         if self._clock.now_ms != self._expired_ms:
             self.expire()

@@ -58,7 +58,7 @@ class S3FIFO(Algorithm):
         self.resident_tokens = 0
         self._resident = self._ghost_limit = 0
         self._places = 0
-        self._ghosts: dict[int, int] = {}  # units that went in one piece, by the key of the first; insertion order = age
+        self._ghosts: dict[int, int] = {}  # units that went at once, by the first one's key; in order of age
         self._ghost_units = 0
 
     def make_order(self) -> Order[Handle]:

@@ -54,7 +54,7 @@ class Algorithm:
         """``upper.kvp`` is the copied metadata of the first units of the run ``lower``, which kept the others."""
 
     def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
-        """That many last units of the run were evicted, the rest stays. ``content_key`` is that of the first of them."""
+        """That many last units of the run were evicted; the rest stays. ``content_key`` is the first one's of them."""
 
     def removed(self, handle: Handle, evicted: bool) -> None:
         """The unit is resident no more; ``evicted``: as a victim of this order."""

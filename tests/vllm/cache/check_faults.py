@@ -94,7 +94,7 @@ def check_a_false_victim_is_refused(lie: str, monkeypatch: pytest.MonkeyPatch) -
     units = driver.pool.guard.units
     used = units.runs[driver.pool.blocks[driver.manager.get_block_ids(running.request_id)[0][0]].block_hash]
     leaf = next(run for run in units.runs.values() if run.is_free and not run.children)
-    parent = units._cut(leaf, 1)
+    parent = units.runs.cut(leaf, 1)
     if lie == "null":
         used.blocks[-1] = driver.pool.null_block
         used.is_free = True
