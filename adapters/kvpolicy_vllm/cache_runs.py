@@ -63,7 +63,7 @@ class Run:
             run = run.parent
 
     def count_evictable(self, most: int) -> int:
-        """How many blocks from the end, up to `most`, are free and hold their content, which the null block never has."""
+        """How many blocks from the end, up to `most`, are free and hold their content; the null block never does."""
         blocks, hashes = self.blocks[-most:], self.hashes[-most:]
         if [block.block_hash for block in blocks] == hashes and not any(block.ref_cnt for block in blocks):
             return len(blocks)

@@ -121,8 +121,8 @@ class EvictionIndex:
         content_key: int | None = None,
         units: int = 1,
     ) -> None:
-        """A new unit became resident, or a run of so many: ``size_tokens`` is one unit's, ``depth_tokens`` the last one's,
-        and ``content_key`` names the first."""
+        """A new unit became resident, or a run of so many: ``size_tokens`` is one unit's, ``depth_tokens`` the last
+        one's, and ``content_key`` names the first."""
 
     def touch(self, handle: Handle, request: RequestInfo) -> None:
         """One later request's match reached the unit's end (once a request)."""

@@ -83,7 +83,7 @@ class MetadataIndex(EvictionIndex):
         try:
             self._algorithm.inserted(handle)
             if self._rules is not None:
-                self._rules.run(handle, is_touch=False)
+                self._rules.run(handle)
         except Exception as fault:
             self._fault(fault)
         if self._stray and handle in self._stray:  # it became evictable before it was stamped
@@ -110,7 +110,7 @@ class MetadataIndex(EvictionIndex):
         try:
             self._algorithm.touched(handle)
             if self._rules is not None:
-                self._rules.run(handle, is_touch=True)
+                self._rules.run(handle)
             self._order.touch(handle)
         except Exception as fault:
             self._fault(fault)

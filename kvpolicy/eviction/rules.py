@@ -167,7 +167,7 @@ class RuleBook:
                 return False
         return False
 
-    def run(self, handle: Handle, is_touch: bool) -> None:
+    def run(self, handle: Handle) -> None:
         """The unit was inserted or touched: end what is over, then let the first matching rule act. A run is divided
         where rules tell its units apart."""
         meta = handle.kvp
@@ -178,9 +178,9 @@ class RuleBook:
             if units == meta.units:
                 break
             upper = self._divide(handle, units)
-            self._apply(handle, meta, outcome, is_touch)
+            self._apply(handle, meta, outcome)
             handle, meta = upper, upper.kvp
-        self._apply(handle, meta, outcome, is_touch)
+        self._apply(handle, meta, outcome)
 
     def _outcome(self, meta: UnitMeta) -> int:
         """The index of the rule that wins, -1 for none."""
@@ -214,14 +214,14 @@ class RuleBook:
         step_tokens = self._steps[at - 1] if at else 0
         return min(meta.units, units + (meta.depth_tokens - step_tokens) // meta.size_tokens + 1)
 
-    def _apply(self, handle: Handle, meta: UnitMeta, outcome: int, is_touch: bool) -> None:
+    def _apply(self, handle: Handle, meta: UnitMeta, outcome: int) -> None:
         meta.priority, meta.rule_priority = meta.request_priority, None
         if outcome >= 0:
             rule = self.rules[outcome]
             if rule.priority is not None:
                 meta.priority = meta.rule_priority = rule.priority
             if rule.is_retain:
-                self._protect(handle, meta, outcome, rule, is_touch)
+                self._protect(handle, meta, outcome, rule)
                 return
         if meta.rule >= 0:
             if meta.expiry_ms is None:
@@ -280,7 +280,7 @@ class RuleBook:
                 budget.check()
         self._expiry.check()
 
-    def _protect(self, handle: Handle, meta: UnitMeta, index: int, rule: CompiledRule, is_touch: bool) -> None:
+    def _protect(self, handle: Handle, meta: UnitMeta, index: int, rule: CompiledRule) -> None:
         budget = self._budgets[index]
         if budget is not None and meta.depth_tokens > budget.limit_tokens:
             if meta.rule >= 0:
@@ -301,10 +301,10 @@ class RuleBook:
         while (excess_tokens := budget.used_tokens - budget.limit_tokens) > 0:
             weakest = budget.members.peek()[1]
             self.unprotect(weakest)
-            if weakest is handle and is_touch and excess_tokens <= meta.tokens - meta.size_tokens:
-                # The last of its units do not fit; those before them do.
+            if weakest is handle and meta.hits and excess_tokens <= meta.tokens - meta.size_tokens:
+                # Touched from the end on: the last of its units do not fit, those before them do.
                 upper = self._divide(handle, -(-excess_tokens // meta.size_tokens))
-                self._protect(upper, upper.kvp, index, rule, is_touch)
+                self._protect(upper, upper.kvp, index, rule)
                 return
 
     def _set_expiry(self, handle: Handle, meta: UnitMeta, ttl_ms: int | None) -> None:

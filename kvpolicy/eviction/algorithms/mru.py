@@ -18,7 +18,5 @@ class MRU(KeyedAlgorithm):
 
     change = KeyChange.SHRINKS
 
-    rises_in_runs = True
-
     def key(self, handle: Handle) -> Any:
         return -float(handle.last_access_time)

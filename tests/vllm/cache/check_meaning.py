@@ -117,6 +117,26 @@ def check_what_units_know() -> None:
     assert driver.active.pool_tokens == 24 * 16
 
 
+def check_blocks_are_one_handle_until_they_differ() -> None:
+    rule = {"name": "head", "match": "depth_tokens <= 32 and hits >= 1", "retain": {"weight": 2}}
+    driver = Driver(24, {"rules": [rule]})
+    prompt = list(range(97))  # six blocks and a token
+    driver.serve(prompt)
+    units = driver.pool.guard.units
+
+    def runs() -> list[tuple[int, int, int, int]]:
+        return [(len(run.blocks), run.kvp.depth_tokens, run.kvp.hits, run.kvp.rule) for run in units.runs.each()]
+
+    assert runs() == [(6, 96, 0, -1)]
+    driver.serve([*prompt[:64], *range(900, 920)])  # as far as the fourth block, and a block of its own
+    assert runs() == [(2, 32, 1, 0), (2, 64, 1, -1), (2, 96, 0, -1), (1, 80, 0, -1)]
+    (first, second, third, other) = units.runs.each()
+    assert [run.parent for run in (first, second, third, other)] == [None, first, second, second]
+    assert first.kvp.order < second.kvp.order < third.kvp.order < other.kvp.order
+    assert [run.children for run in (first, second, third, other)] == [1, 2, 0, 0]
+    driver.check()
+
+
 def check_policy_time_never_goes_back() -> None:
     driver = Driver(24, {"policy": "gdsf"})
     clock = driver.pool.guard.units.index.clock

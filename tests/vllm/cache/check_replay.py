@@ -14,6 +14,7 @@ from activation import activate
 from driver import BLOCK_TOKENS, Driver
 
 from kvpolicy.eviction import EvictionIndex, RequestInfo
+from kvpolicy.eviction.algorithms.tlru import TLRU
 from kvpolicy.replay import requests as replay
 from kvpolicy.replay.simulator import Eviction, Simulator
 
@@ -109,6 +110,13 @@ def check_replay_and_vllm_agree(policy: str, seed: int, monkeypatch: pytest.Monk
     assert len(victims) > 100
     assert driver.active is not None
     assert not driver.active.fallbacks
+
+
+def check_a_run_that_goes_too_far_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tlru: a chain's last blocks may be spare and those before them not, so that others' come between."""
+    monkeypatch.setattr(TLRU, "rises_in_runs", False)
+    _, hits, victims, expected, expected_victims = run(POLICIES["tlru"], 1)
+    assert (hits, victims) != (expected, expected_victims)
 
 
 def check_another_policy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
