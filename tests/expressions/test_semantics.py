@@ -216,6 +216,6 @@ def test_where_depth_matters_to_a_match(text: str, steps: tuple[int, ...] | None
     match = compile_match(text)
     assert match.depth_steps == steps
     for hits in (0, 1, 3):
-        outcomes = [match.evaluate(UnitMeta(16, depth, 0, 0, 0, 0, 1, hits=hits), PolicyClock()) for depth in range(200)]
+        outcomes = [match.evaluate(unit(depth_tokens=depth, hits=hits), CLOCK) for depth in range(200)]
         changes = {depth for depth in range(1, 200) if outcomes[depth] is not outcomes[depth - 1]}
         assert steps is None or changes <= set(steps)

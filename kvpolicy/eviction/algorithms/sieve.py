@@ -22,23 +22,16 @@ __all__ = ["Sieve"]
 
 
 class Sieve(Algorithm):
-    """State: the unit's hits when the hand last passed it. The hand passes the last unit of a run alone: where the
-    others' differ, theirs stand beside it."""
+    """State: the unit's hits when the hand last passed it."""
 
     needs_metadata = True
+    tells_units_apart = True  # the hand passes one at a time
 
     def make_order(self) -> Order[Handle]:
         return SieveQueue()
 
     def inserted(self, handle: Handle) -> None:
-        handle.kvp.state = (0, 0)
-
-    def divided(self, upper: Handle, lower: Handle) -> None:
-        others = upper.kvp.state[1]
-        upper.kvp.state = (others, others)
-
-    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
-        self.divided(handle, handle)
+        handle.kvp.state = 0
 
 
 class SieveQueue:
@@ -75,10 +68,9 @@ class SieveQueue:
             (lap, birth_seq, order), handle = top
             meta = handle.kvp
             self._lap, self._hand = lap, (birth_seq, order)
-            seen, others = meta.state
-            if meta.hits == seen:
+            if meta.hits == meta.state:
                 return recency(handle), handle
-            meta.state = (meta.hits, others)
+            meta.state = meta.hits
             self._heap.discard(handle)
             self._due[handle] = lap + 1
             self._heap.add(handle)
@@ -96,7 +88,7 @@ class SieveQueue:
         return False  # it stands behind the hand
 
     def sweep(self, handle: Handle, most: int) -> int:
-        return 1
+        return 1  # its units have a handle each
 
     def clear(self) -> None:
         self._heap.clear()
