@@ -27,7 +27,7 @@ ALLOWED = {
         "kvpolicy.fidelity",
     },
     "kvpolicy.allocators": {"kvpolicy.kernels"},
-    "kvpolicy.kernels": set(),
+    "kvpolicy.kernels": {"kvpolicy.facts"},
     "kvpolicy.runtime": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy_sglang": {
         "kvpolicy.language",

@@ -91,7 +91,7 @@ class Sources:
     def outcome(self, pool: str, substituted: set[str]) -> Outcome:
         if pool in substituted:
             return Outcome(
-                "substituted", "by a subclass of ours where layers have dtypes of their own; else configured"
+                "substituted", "by a subclass of ours for dtypes of single layers, and int8 and int4; else configured"
             )
         if self.files[pool].startswith("hardware_backend/"):
             return Outcome("left alone", "another platform's")

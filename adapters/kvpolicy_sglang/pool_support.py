@@ -1,4 +1,4 @@
-"""Where SGLang can give each layer its own KV dtype, as one table.
+"""Where SGLang can have a KV pool of ours: with a dtype for each layer, or in int8 or int4. As tables.
 
 The arguments decide most of it, so the launcher asks first; the scheduler asks again with the configurator that is
 about to size and build the pool. `docs/sglang.md` prints the table, and a test compares the two.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvpolicy.facts.encodings import ENCODED, HEAD_DIMS
+from kvpolicy.runtime.active import ActivePolicy
 from kvpolicy.runtime.support import Feature, Verdict, decide
 
 from . import probe
 
-__all__ = ["BACKENDS", "FEATURES", "SECTION", "supported"]
+__all__ = ["BACKENDS", "ENCODING", "ENCODING_FEATURES", "FEATURES", "LAYERS", "backends_of", "supported"]
 
-SECTION = "cache.kv_dtype.layers"
+LAYERS, ENCODING = "cache.kv_dtype.layers", "cache.kv_dtype"
 #: Backends that take a layer's dtype from the tensor they are given.
 BACKENDS = ("torch_native", "triton")
 
@@ -24,8 +26,8 @@ _COPIES = "it copies K and V by their address, and knows one row size for all la
 class _Start:
     """Arguments after resolution and, in a scheduler, SGLang's `KVCacheConfigurator`."""
 
-    def __init__(self, server_args: Any, configurator: Any) -> None:
-        self.server_args, self.configurator = server_args, configurator
+    def __init__(self, server_args: Any, configurator: Any, active: ActivePolicy | None) -> None:
+        self.server_args, self.configurator, self.active = server_args, configurator, active
 
     def arg(self, name: str) -> Any:
         """One engine argument; None where this version has no such argument."""
@@ -44,11 +46,21 @@ class _Start:
         names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
         return {str(value) for value in map(self.arg, names) if value}
 
+    @property
+    def modules(self) -> list[Any]:
+        """Of the model; none in the launcher."""
+        model = self.built("model")
+        return list(model.modules()) if model is not None else []
+
+
+def backends_of(server_args: Any) -> set[str]:
+    """Attention backends that the arguments name."""
+    return _Start(server_args, None, None).backends
+
 
 def _has_scales(start: _Start) -> bool:
     """A checkpoint with scales of K and V: a backend applies them to every layer it reads, FP8 or not."""
-    model = start.built("model")
-    scales = (getattr(module, "k_scale_float", None) for module in model.modules()) if model is not None else ()
+    scales = (getattr(module, "k_scale_float", None) for module in start.modules)
     return any(scale not in (None, 1.0) for scale in scales)
 
 
@@ -164,6 +176,57 @@ def _is_rocm() -> bool:
     return torch.version.hip is not None
 
 
-def supported(server_args: Any, configurator: Any = None) -> Verdict:
-    """Whether layers can differ in dtype; `configurator` is None in a launcher."""
-    return decide(FEATURES, _Start(server_args, configurator), SECTION)
+def _head_dims(start: _Start) -> tuple[int, int] | None:
+    """Of K and V; None in the launcher."""
+    config = start.built("model_config")
+    return None if config is None else (int(config.head_dim), int(config.v_head_dim))
+
+
+def _changes_scores(start: _Start) -> bool:
+    """Attention sinks, and Grok's temperature by position: not in our decode kernel."""
+    return any(
+        getattr(module, "sinks", None) is not None or (getattr(module, "xai_temperature_len", None) or -1) > 0
+        for module in start.modules
+    )
+
+
+#: What an encoding needs beside `FEATURES`.
+ENCODING_FEATURES: tuple[Feature[_Start], ...] = (
+    Feature(
+        "KV dtypes of single layers",
+        LAYERS,
+        "stock",
+        "int8 and int4 are of all layers",
+        lambda start: start.active is not None and bool(start.active.compiled.cache.layer_dtypes),
+    ),
+    Feature(
+        "other head sizes",
+        "a model",
+        "stock",
+        f"K and V must have heads of one width, one of {', '.join(map(str, HEAD_DIMS))}",
+        lambda start: (dims := _head_dims(start)) is not None and (dims[0] != dims[1] or dims[0] not in HEAD_DIMS),
+    ),
+    Feature(
+        "attention sinks and temperature by position",
+        "a model",
+        "stock",
+        "the decode kernel knows soft caps only",
+        _changes_scores,
+    ),
+    Feature(
+        "a disabled KV cache",
+        "--prefill-only-disable-kv-cache",
+        "stock",
+        "there is nothing to store",
+        lambda start: start.has("prefill_only_disable_kv_cache"),
+    ),
+)
+
+
+def supported(server_args: Any, configurator: Any = None, *, active: ActivePolicy | None = None) -> Verdict:
+    """Whether the pool can be ours; `configurator` is None in a launcher. Without `active`: for single layers."""
+    start = _Start(server_args, configurator, active)
+    chosen = active and active.settings.get("kv_cache_dtype")
+    if chosen and chosen.effective in ENCODED:
+        return decide((*ENCODING_FEATURES, *FEATURES), start, ENCODING)
+    return decide(FEATURES, start, LAYERS)

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvpolicy.compiler import Preference
 from kvpolicy.facts.dtypes import canonical
+from kvpolicy.facts.encodings import ENCODED
 from kvpolicy.language import Eviction
 from kvpolicy.runtime import resolution as runtime
 from kvpolicy.runtime.active import ActivePolicy
@@ -38,8 +39,8 @@ _ENGINE_PARAMS = {
     "next_prompt_tokens": "next_prompt_estimate",
 }
 
-# Dtypes that SGLang reaches only through the model's own dtype: it has no flag for them.
-_WITHOUT_FLAG = {"fp16", "fp32"}
+# Dtypes that SGLang has no flag for: those it reaches only through the model's own, and our pool's.
+_WITHOUT_FLAG = {"fp16", "fp32", *ENCODED}
 
 
 def _request(path: str, field: str, preference: Preference[Any], use: Use = Use.SET, **more: Any) -> Request:

@@ -7,12 +7,14 @@ from dataclasses import asdict
 from kvpolicy.facts import capacity
 from kvpolicy.facts.dtypes import AUTO, ELEMENT_BITS
 from kvpolicy.facts.effective import asked_of
+from kvpolicy.facts.encodings import ENCODED
 from kvpolicy.facts.engines import NEWEST_SGLANG
 from kvpolicy.facts.findings import Deployment, Findings
-from kvpolicy.facts.kv_bytes import KvBytes, kv_bytes_per_token
+from kvpolicy.facts.kv_bytes import KvBytes, encoded_bytes_per_token, kv_bytes_per_token
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.facts.resolve import Outcome
 from kvpolicy.facts.resolve_vllm import compute_dtype
+from kvpolicy.facts.sglang_encodings import encoding_problem
 from kvpolicy.facts.sglang_layers import MIXABLE, mixed_dtypes
 from kvpolicy.facts.unprotected import unprotected_room
 from kvpolicy.facts.vllm_bytes import vllm_kv_bytes, vllm_pool_bytes
@@ -51,6 +53,8 @@ def _cell(where: Deployment, model: ModelFacts, dtype: str, outcome: Outcome | N
         if outcome and any(step.rule.name == "sparse-layout" for step in outcome.steps):
             dtype = "fp8_ds_mla"
         return vllm_kv_bytes(model, dtype, compute=compute, skipped_layers=skipped, tp=where.tp)
+    if dtype in ENCODED:
+        return None if encoding_problem(model) else encoded_bytes_per_token(model, ENCODED[dtype], where.tp)
     if dtype not in ELEMENT_BITS:  # a dtype of another engine
         return None
     version = where.target.facts if where.target else NEWEST_SGLANG

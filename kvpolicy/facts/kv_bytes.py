@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpolicy.facts.dtypes import ELEMENT_BITS
+from kvpolicy.facts.encodings import Encoding
 from kvpolicy.facts.engines import Version
 from kvpolicy.facts.model import ModelFacts
 
-__all__ = ["KvBytes", "kv_bytes_per_token"]
+__all__ = ["KvBytes", "encoded_bytes_per_token", "kv_bytes_per_token"]
 
 _DSA_QUANT_BLOCK = 128  # DSATokenToKVPool.quant_block_size
 _FP4_BLOCK = 16  # NVFP4KVCacheMethod / FP4MXBlock16KVCacheMethod.SCALE_BLOCK_SIZE
@@ -70,6 +71,16 @@ def kv_bytes_per_token(
         total += layers * full_row // _MXFP8_BLOCK
         return KvBytes(total, total, formula=f"{shape} * 1 byte + block scales")
     return KvBytes(total, total, formula=f"{shape} * {bits // 8} {'byte' if bits == 8 else 'bytes'}")
+
+
+def encoded_bytes_per_token(model: ModelFacts, encoding: Encoding, tp: int = 1) -> KvBytes:
+    """Cell size of a pool of K and V that kvpolicy encodes itself. ValueError for heads that it does not take."""
+    heads, head = _rank_heads(model.kv_heads, tp), encoding.head_bytes(model.head_dim)
+    total = model.full_layers * heads * 2 * head
+    groups = encoding.groups(model.head_dim)
+    shape = f"{model.full_layers} layers * {heads} KV heads * 2 * {head} bytes"
+    scales = f"{groups} {'scale' if groups == 1 else 'scales'}"
+    return KvBytes(total, total, formula=f"{shape} ({model.head_dim} values, {scales})")
 
 
 def _latent(model: ModelFacts, kv_dtype: str, bits: int, version: Version, raw_layout: bool) -> KvBytes:

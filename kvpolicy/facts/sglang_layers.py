@@ -13,7 +13,7 @@ from kvpolicy.facts.model import ORDINARY, ModelFacts
 from kvpolicy.facts.resolve import Outcome, refused_by_device
 from kvpolicy.language import Severity
 
-__all__ = ["MIXABLE", "READERS", "mixed_dtypes", "report_layers"]
+__all__ = ["MIXABLE", "READERS", "is_cpu", "mixed_dtypes", "report_layers"]
 
 #: KV dtypes that a layer can have beside others in one pool.
 MIXABLE = ("auto", "bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
@@ -49,7 +49,7 @@ def _problem(
     if others:
         return (
             f"layers cannot have KV dtypes of their own with {others[0]}, which plans with one dtype for all",
-            f"set `backend: {{attention: {'torch_native' if _is_cpu(where) else 'triton'}}}`",
+            f"set `backend: {{attention: {'torch_native' if is_cpu(where) else 'triton'}}}`",
         )
     if model.is_mla or model.swa_layers or model.linear_layers:
         return f"layers cannot have KV dtypes of their own in {model.attention_kind} models", "drop the layers"
@@ -59,7 +59,7 @@ def _problem(
     for text, dtype in layers:
         traits = where.gpu.traits if where.gpu else frozenset()
         rule = refused_by_device("kv_dtype", dtype, version=target.facts, traits=traits)
-        if rule is not None and not _is_cpu(where):  # there the refusal is of the whole pool's dtype
+        if rule is not None and not is_cpu(where):  # there the refusal is of the whole pool's dtype
             return f"layers {text} cannot have {dtype}: {rule.reason}", "give them another dtype"
     if where.model is not None:
         try:
@@ -69,7 +69,8 @@ def _problem(
     return None
 
 
-def _is_cpu(where: Deployment) -> bool:
+def is_cpu(where: Deployment) -> bool:
+    """Whether the deployment is on a CPU, as far as is known."""
     return where.gpu is not None and "cpu" in where.gpu.traits
 
 

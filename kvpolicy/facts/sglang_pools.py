@@ -6,6 +6,7 @@ The choice is `KVCacheConfigurator._build_token_to_kv_pool` of `srt/mem_cache/kv
 
 from __future__ import annotations
 
+from kvpolicy.facts.encodings import ENCODED
 from kvpolicy.facts.engines import EngineTarget, Version
 from kvpolicy.facts.findings import Findings
 from kvpolicy.facts.model import ModelFacts
@@ -36,16 +37,16 @@ def pool_class(model: ModelFacts, kv_dtype: str, version: Version) -> str:
     return "MHATokenToKVPoolMXFP8" if kv_dtype == "mxfp8" else "MHATokenToKVPool"
 
 
-def treatment(pool: str, version: Version, has_layers: bool = False) -> tuple[str, str]:
+def treatment(pool: str, version: Version, is_ours: bool = False) -> tuple[str, str]:
     """`(substituted | configured | left alone, why)`, of the nearest version that was read, the older one first.
 
-    A class that the adapter can substitute is, only where the policy gives layers dtypes of their own.
+    A class that the adapter can substitute is, only where the policy asks for what upstream's does not store.
     """
     found = POOLS[pool]
     read = {tuple(map(int, name.split("."))): outcome for name, outcome in found.items()}
     known = [at for at in sorted(read) if at <= version] or sorted(read)[:1]
     outcome = read[known[-1]]
-    if outcome[0] == "substituted" and not has_layers:
+    if outcome[0] == "substituted" and not is_ours:
         return "configured", "made with the page size and the dtype of the engine's arguments"
     return outcome
 
@@ -55,6 +56,6 @@ def report_pool(findings: Findings, target: EngineTarget, model: ModelFacts, kv_
     pool = pool_class(model, kv_dtype, target.facts)
     cache = findings.policy.cache
     has_layers = bool(cache and cache.kv_dtype and cache.kv_dtype.layers)
-    outcome, why = treatment(pool, target.facts, has_layers)
+    outcome, why = treatment(pool, target.facts, has_layers or kv_dtype in ENCODED)
     data = {"pool_class": pool, "outcome": outcome, "why": why, "model": model.name}
     findings.info("KVP508", "", f"KV pool {pool}: {outcome} ({why})", data)

@@ -26,8 +26,12 @@ _FLAGS = (
     ),
     Rule(
         name="dtype-names", field="kv_dtype",
-        effect=Allow(("auto", "bf16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "nvfp4", "fp4_mx_block16", "fp4_e2m1")),
-        reason="--kv-cache-dtype takes auto, bf16, fp8_e4m3, fp8_e5m2, mxfp8, nvfp4 and fp4_mx_block16",
+        effect=Allow((
+            "auto", "bf16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "nvfp4", "fp4_mx_block16", "fp4_e2m1",
+            "int8_per_token_head", "int4_per_token_head",
+        )),
+        reason="--kv-cache-dtype takes auto, bf16, fp8_e4m3, fp8_e5m2, mxfp8, nvfp4 and fp4_mx_block16; kvpolicy adds "
+        "int8_per_token_head and int4_per_token_head",
         source="arg_groups/fields/model.py kv_cache_dtype",
     ),
     Rule(

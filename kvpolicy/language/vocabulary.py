@@ -15,7 +15,8 @@ SGLANG, VLLM = "sglang", "vllm"
 BOTH = (SGLANG, VLLM)
 
 #: Canonical KV dtype -> the engines that store it. SGLang: `--kv-cache-dtype` choices of 0.5.23 (0.5.16 to 0.5.20 also
-#: fp4_e2m1, deprecated there). vLLM: `CacheDType` of 0.33 (which release has which: facts/vllm_names.py).
+#: fp4_e2m1, deprecated there), int8 and int4 in a pool of kvpolicy's. vLLM: `CacheDType` of 0.33 (which
+#: release has which: facts/vllm_names.py).
 KV_DTYPES: dict[str, tuple[str, ...]] = {
     "auto": BOTH,
     "bf16": BOTH,
@@ -28,8 +29,8 @@ KV_DTYPES: dict[str, tuple[str, ...]] = {
     "fp4_e2m1": (SGLANG,),
     "nvfp4_4over6": (VLLM,),
     "fp8_per_token_head": (VLLM,),
-    "int8_per_token_head": (VLLM,),
-    "int4_per_token_head": (VLLM,),
+    "int8_per_token_head": BOTH,
+    "int4_per_token_head": BOTH,
     "turboquant_k8v4": (VLLM,),
     "turboquant_4bit_nc": (VLLM,),
     "turboquant_k3v4_nc": (VLLM,),

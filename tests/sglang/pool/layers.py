@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from kvpolicy_sglang.pool_hooks import _Pools
+from kvpolicy_sglang.pool_hooks import LayeredPools, Pools
 from kvpolicy_sglang.pool_layers import TORCH_DTYPES, LayeredKVPool
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, NoOpMHATokenToKVPool
 
@@ -44,7 +44,7 @@ def configurator(start: int = 0, stop: int = LAYERS, dtype: torch.dtype = torch.
     )
 
 
-def build(pools: _Pools, kvc: Any, pool_class: type = MHATokenToKVPool) -> Any:
+def build(pools: Pools, kvc: Any, pool_class: type = MHATokenToKVPool) -> Any:
     """The pool that SGLang's own construction gives, with our hook around it."""
     info = kvc.layer_info
 
@@ -57,7 +57,7 @@ def build(pools: _Pools, kvc: Any, pool_class: type = MHATokenToKVPool) -> Any:
     return pools.build(original, kvc, mha_pool_class=pool_class)
 
 
-def cell_bytes(pools: _Pools, kvc: Any) -> int:
+def cell_bytes(pools: Pools, kvc: Any) -> int:
     """Bytes a token, from what SGLang counts for a pool of bf16."""
     uniform = kvc.layer_info.num_effective_layers * HEADS * 2 * HEAD_DIM * 2
     return pools.cell_bytes(lambda _sizer, _kvc, _layers: uniform, None, kvc, kvc.layer_info.num_effective_layers)
@@ -78,7 +78,7 @@ def written_and_read(pool: Any, layer: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def mixed(start: int, stop: int) -> dict[str, Any]:
-    pools = _Pools(active({"0": "fp8_e4m3", "1-2": "fp8_e5m2", "-1": "auto"}))
+    pools = LayeredPools(active({"0": "fp8_e4m3", "1-2": "fp8_e5m2", "-1": "auto"}))
     kvc = configurator(start, stop)
     counted = cell_bytes(pools, kvc)
     pool = build(pools, kvc)
@@ -113,7 +113,7 @@ def all_moved() -> dict[str, Any]:
 
 def refused(layers: dict[str, str], pool_class: type = MHATokenToKVPool) -> str:
     """The words with which such a start ends."""
-    pools, kvc = _Pools(active(layers)), configurator()
+    pools, kvc = LayeredPools(active(layers)), configurator()
     try:
         cell_bytes(pools, kvc)
         pools.require_built(build(pools, kvc, pool_class))
@@ -123,7 +123,7 @@ def refused(layers: dict[str, str], pool_class: type = MHATokenToKVPool) -> str:
 
 
 def main() -> None:
-    same = _Pools(active({"0-1": "bf16"}))
+    same = LayeredPools(active({"0-1": "bf16"}))
     told = {
         "mixed": mixed(0, LAYERS),
         "second stage": mixed(2, LAYERS),

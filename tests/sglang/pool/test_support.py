@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kvpolicy_sglang import pool_support
-from kvpolicy_sglang.pool_support import BACKENDS, FEATURES, SECTION, supported
+from kvpolicy_sglang.pool_support import BACKENDS, ENCODING_FEATURES, FEATURES, LAYERS, supported
 
 from kvpolicy.facts.sglang_layers import READERS
 from kvpolicy.runtime.support import refusal
@@ -18,7 +18,7 @@ from tests.tables import features_table, printed
 DOCS = Path(__file__).resolve().parents[3] / "docs/sglang.md"
 
 PLAIN: dict[str, Any] = {"attention_backend": "triton", "kv_cache_dtype": "fp8_e4m3", "disaggregation_mode": "null"}
-LAYERS = SimpleNamespace(start_layer=2, end_layer=4, num_effective_layers=2)
+LAYER_INFO = SimpleNamespace(start_layer=2, end_layer=4, num_effective_layers=2)
 
 
 class _Model(SimpleNamespace):
@@ -52,16 +52,18 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("feature", "arguments", "facts"), CASES, ids=lambda value: str(value)[:40])
 def test_what_keeps_the_engines_pool(feature: str, arguments: dict[str, Any], facts: dict[str, Any]) -> None:
-    verdict = supported(SimpleNamespace(**{**PLAIN, **arguments}), SimpleNamespace(**{"layer_info": LAYERS, **facts}))
+    verdict = supported(
+        SimpleNamespace(**{**PLAIN, **arguments}), SimpleNamespace(**{"layer_info": LAYER_INFO, **facts})
+    )
     assert verdict.kind == "stock"
-    assert f"the policy's {SECTION} does not work with {feature} (" in verdict.message
+    assert f"the policy's {LAYERS} does not work with {feature} (" in verdict.message
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_lets_layers_differ(backend: str) -> None:
     arguments = SimpleNamespace(**{**PLAIN, "attention_backend": backend, "tp_size": 2, "dcp_size": 1})
     assert supported(arguments).kind == "supported"
-    built = SimpleNamespace(layer_info=LAYERS, model=_Model(scale=1.0), use_mla_backend=False)
+    built = SimpleNamespace(layer_info=LAYER_INFO, model=_Model(scale=1.0), use_mla_backend=False)
     assert supported(arguments, built).kind == "supported"
 
 
@@ -82,6 +84,31 @@ def test_check_knows_the_same_backends() -> None:
 
 def test_the_documentation_prints_this_table() -> None:
     assert printed(DOCS, "layers") == features_table(FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("feature", "arguments"),
+    [
+        ("a disabled KV cache", {"prefill_only_disable_kv_cache": True}),
+        ("another attention backend", {"attention_backend": "fa3"}),
+        ("speculative decoding", {"speculative_algorithm": "EAGLE"}),
+    ],
+)
+def test_what_keeps_the_engines_pool_from_int8(feature: str, arguments: dict[str, Any]) -> None:
+    """What only a model tells is in encoded.py, on real pools."""
+    active: Any = SimpleNamespace(
+        settings={"kv_cache_dtype": SimpleNamespace(effective="int8_per_token_head")},
+        compiled=SimpleNamespace(cache=SimpleNamespace(layer_dtypes=())),
+    )
+    plain = {**PLAIN, "kv_cache_dtype": "auto"}
+    assert supported(SimpleNamespace(**plain), active=active).kind == "supported"
+    verdict = supported(SimpleNamespace(**{**plain, **arguments}), active=active)
+    assert (verdict.kind, verdict.section) == ("stock", "cache.kv_dtype")
+    assert f"the policy's cache.kv_dtype does not work with {feature} (" in verdict.message
+
+
+def test_the_documentation_prints_what_encodings_need() -> None:
+    assert printed(DOCS, "encodings") == features_table(ENCODING_FEATURES)
 
 
 def test_a_refusal_names_the_layers() -> None:
