@@ -105,7 +105,7 @@ def mixed(start: int, stop: int) -> dict[str, Any]:
 
 def all_moved() -> dict[str, Any]:
     """Every layer is bf16, none the default."""
-    pool = build(_Pools(active({"0:": "bf16"}, "fp8_e4m3")), configurator(dtype=torch.float8_e4m3fn))
+    pool = build(LayeredPools(active({"0:": "bf16"}, "fp8_e4m3")), configurator(dtype=torch.float8_e4m3fn))
     for layer in range(LAYERS):
         written_and_read(pool, layer)
     return {"layers": [str(pool.get_key_buffer(layer).dtype) for layer in range(LAYERS)], "at_rest": str(pool.dtype)}
