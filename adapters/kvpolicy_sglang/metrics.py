@@ -36,6 +36,12 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     seconds = make(Histogram, metrics.EVICT_SECONDS, buckets=metrics.SECONDS_BUCKETS)
     digest = make(Gauge, metrics.VICTIM_DIGEST, multiprocess_mode="mostrecent").labels(*values)
     observe_seconds = seconds.labels(*values).observe
+    reused, reused_tokens = make(Counter, metrics.REUSED), make(Counter, metrics.REUSED_TOKENS)
+    ghosts = getattr(active.index, "ghosts", None)
+    histograms = [
+        _Growing(make(Histogram, metric, buckets=getattr(ghosts, name).bounds).labels(*values), getattr(ghosts, name))
+        for name, metric in (metrics.HISTOGRAMS.items() if ghosts is not None else ())
+    ]
     seen: dict[tuple[Counter, str], int] = {}
 
     def grow(counter: Counter, counts: Mapping[str, int]) -> None:
@@ -52,6 +58,11 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
             grow(evictions, status.by_rule(counters.evictions))
             grow(tokens, status.by_rule(counters.evicted_tokens))
             digest.set(metrics.digest_value(active.index.victim_digest))
+        if ghosts is not None:
+            grow(reused, status.by_rule(ghosts.reused))
+            grow(reused_tokens, status.by_rule(ghosts.reused_tokens))
+            for histogram in histograms:
+                histogram.update()
         grow(faults, status.fallbacks(active))
 
     gauges = {
@@ -69,6 +80,26 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
 
     active.on_evict, active.on_measure = update, measured
     active.on_allocator_fault = update_allocator
+
+
+class _Growing:
+    """A histogram that follows counts kept elsewhere. To observe each value again would cost more than to keep them,
+    and prometheus_client has no public way to add counts: its buckets are looked up by their usual name."""
+
+    def __init__(self, exposed: Any, counted: Any) -> None:
+        self._buckets, self._sum = exposed._buckets, exposed._sum
+        self._counted = counted
+        self._counts = [0] * len(counted.counts)
+        self._total = 0.0
+
+    def update(self) -> None:
+        for at, count in enumerate(self._counted.counts):
+            if grown := count - self._counts[at]:
+                self._buckets[at].inc(grown)
+                self._counts[at] = count
+        if grown_total := self._counted.total - self._total:
+            self._sum.inc(grown_total)
+            self._total = self._counted.total
 
 
 def start_for(active: ActivePolicy, scheduler: Any) -> None:

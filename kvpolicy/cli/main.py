@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "show": "print the effective policy, after `extends`",
     "test": "run the tests of policies, or random workloads against their invariants",
     "trace": "say what a trace holds, or convert it to plain prefix hashes",
+    "why": "say why a running server's cache missed: what was evicted, by which rule",
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, RequestInfo
+from kvpolicy.eviction.ghosts import Ghosts
 
 __all__ = ["Counters", "EvictionIndex"]
 
@@ -38,6 +39,8 @@ class EvictionIndex:
     """
 
     needs_metadata = False
+    #: What was evicted of late, to explain misses; only with metadata, and where somebody asks for it.
+    ghosts: Ghosts | None = None
 
     def __init__(self, algorithm: Algorithm, pool_tokens: int) -> None:
         self._algorithm = algorithm
@@ -63,7 +66,7 @@ class EvictionIndex:
     @property
     def needs_content_key(self) -> bool:
         """Whether ``insert`` wants a number for the unit's content from the root on, equal on every rank."""
-        return self._algorithm.needs_content_key
+        return self._algorithm.needs_content_key or self.ghosts is not None
 
     # -- membership --
 

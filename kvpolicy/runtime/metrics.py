@@ -14,8 +14,11 @@ __all__ = [
     "EVICT_SECONDS",
     "FALLBACKS",
     "FRAGMENTATION",
+    "HISTOGRAMS",
     "INFO",
     "LABELS",
+    "REUSED",
+    "REUSED_TOKENS",
     "SECONDS_BUCKETS",
     "VICTIM_DIGEST",
     "Metric",
@@ -41,6 +44,21 @@ FALLBACKS = Metric("kvpolicy_fallbacks", "Calls served in the engine's order aft
 ALLOCATOR_FAULTS = Metric(
     "kvpolicy_allocator_faults", "Slots or pages that the allocator's guard found misused, and repaired.", ("kind",)
 )
+REUSED = Metric(
+    "kvpolicy_evicted_before_reuse", "Cache units that were asked for again after their eviction, by rule.", ("rule",)
+)
+REUSED_TOKENS = Metric(
+    "kvpolicy_evicted_before_reuse_tokens", "Tokens computed again because they had been evicted, by rule.", ("rule",)
+)
+#: By the name in :class:`kvpolicy.eviction.ghosts.Ghosts` and in the status; where evictions are remembered.
+HISTOGRAMS = {
+    "age_s": Metric("kvpolicy_evicted_age_seconds", "Age of cache units at their eviction."),
+    "hits": Metric("kvpolicy_evicted_hits", "Hits of cache units at their eviction."),
+    "away_s": Metric("kvpolicy_reuse_after_eviction_seconds", "Time from an eviction until its content came back."),
+    "away_requests": Metric(
+        "kvpolicy_reuse_after_eviction_requests", "Requests from an eviction until its content came back."
+    ),
+}
 EVICT_SECONDS = Metric("kvpolicy_evict_seconds", "Duration of one eviction call.")
 VICTIM_DIGEST = Metric(
     "kvpolicy_victim_digest",

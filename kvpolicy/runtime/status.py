@@ -6,12 +6,16 @@ evicts both writes and answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .active import ActivePolicy, AllocatorState
+from .metrics import HISTOGRAMS
 
 if TYPE_CHECKING:
+    from kvpolicy.eviction.ghosts import Histogram, Miss
+    from kvpolicy.eviction.index import EvictionIndex
     from kvpolicy.eviction.watermark import Watermark
 
 __all__ = ["block", "by_rule", "fallbacks", "line", "start_facts"]
@@ -73,7 +77,47 @@ def block(active: ActivePolicy) -> dict[str, Any]:
         "victim_digest": f"{index.victim_digest:016x}" if index is not None else None,
         "fallbacks": fallbacks(active),
         "last_fault": getattr(counters, "last_fault", "") or None,
+        **({"why": why} if (why := _why(index)) is not None else {}),
         **({"watermark": _watermark(active.watermark)} if active.watermark is not None else {}),
+    }
+
+
+def _why(index: EvictionIndex | None) -> dict[str, Any] | None:
+    """What is remembered of evictions, the latest miss first; None: nothing is."""
+    ghosts = None if index is None else index.ghosts
+    if ghosts is None:
+        return None
+    now_s = ghosts.now_s()
+    return {
+        "fault": ghosts.fault or None,
+        "remembered_units": len(ghosts),
+        "most_units": ghosts.capacity,
+        "evicted_before_reuse": by_rule(ghosts.reused),
+        "evicted_before_reuse_tokens": by_rule(ghosts.reused_tokens),
+        **{name: _histogram(getattr(ghosts, name)) for name in HISTOGRAMS},
+        "misses": [_miss(miss, now_s) for miss in reversed(ghosts.misses)],
+    }
+
+
+def _histogram(histogram: Histogram) -> dict[str, Any]:
+    return {"bounds": list(histogram.bounds), "counts": list(histogram.counts), "sum": round(histogram.total, 3)}
+
+
+def _miss(miss: Miss, now_s: float) -> dict[str, Any]:
+    ghost = miss.first
+    return {
+        "ago_s": round(now_s - miss.time_s, 3),
+        "start_tokens": miss.start_tokens,
+        "tokens": miss.tokens,
+        "units": miss.units,
+        "evicted_ago_s": round(miss.age_s, 3),
+        "evicted_ago_requests": miss.age_requests,
+        "rule": ghost.rule or "none",
+        "score": _finite(ghost.score),
+        "cutoff": _finite(ghost.cutoff),
+        "hits": ghost.hits,
+        "idle_requests": ghost.idle_requests,
+        "wanted_tokens": miss.wanted_tokens,
     }
 
 
@@ -84,6 +128,11 @@ def _watermark(mark: Watermark) -> dict[str, int]:
         "batches": mark.batches,
         "ahead_pages": mark.ahead_pages,
     }
+
+
+def _finite(number: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def line(active: ActivePolicy) -> str:
