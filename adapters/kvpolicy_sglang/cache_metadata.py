@@ -60,6 +60,8 @@ class Metadata:
         self.current = state = self.state(req)
         if not state.touched:
             state.touched = True
+            hit_tokens, page_tokens = _protected_tokens(req), self.guard.page_tokens
+            self.guard.active.traffic.asked(state.prompt_tokens, hit_tokens, page_tokens, state.info.cache_salt)
             self._touch_path(self._node_of(getattr(req, "last_node", None)), state.info)
         if state.admitted is None:
             prompt_tokens = state.prompt_tokens

@@ -37,11 +37,7 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     digest = make(Gauge, metrics.VICTIM_DIGEST, multiprocess_mode="mostrecent").labels(*values)
     observe_seconds = seconds.labels(*values).observe
     reused, reused_tokens = make(Counter, metrics.REUSED), make(Counter, metrics.REUSED_TOKENS)
-    ghosts = getattr(active.index, "ghosts", None)
-    histograms = [
-        _Growing(make(Histogram, metric, buckets=getattr(ghosts, name).bounds).labels(*values), getattr(ghosts, name))
-        for name, metric in (metrics.HISTOGRAMS.items() if ghosts is not None else ())
-    ]
+    histograms: dict[str, _Growing] = {}
     seen: dict[tuple[Counter, str], int] = {}
 
     def grow(counter: Counter, counts: Mapping[str, int]) -> None:
@@ -53,16 +49,22 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
 
     def update(active: ActivePolicy, elapsed_s: float) -> None:
         observe_seconds(elapsed_s)
+        follow()
+
+    def follow() -> None:
         counters = getattr(active.index, "counters", None)
         if counters is not None:
             grow(evictions, status.by_rule(counters.evictions))
             grow(tokens, status.by_rule(counters.evicted_tokens))
             digest.set(metrics.digest_value(active.index.victim_digest))
-        if ghosts is not None:
+        if (ghosts := getattr(active.index, "ghosts", None)) is not None:
             grow(reused, status.by_rule(ghosts.reused))
             grow(reused_tokens, status.by_rule(ghosts.reused_tokens))
-            for histogram in histograms:
-                histogram.update()
+            for name, metric in metrics.HISTOGRAMS.items():
+                counted = getattr(ghosts, name)
+                if name not in histograms:
+                    histograms[name] = _Growing(make(Histogram, metric, buckets=counted.bounds).labels(*values))
+                histograms[name].follow(counted)
         grow(faults, status.fallbacks(active))
 
     gauges = {
@@ -73,6 +75,7 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     def measured(figures: Mapping[str, Any]) -> None:
         for key, gauge in gauges.items():
             gauge.set(figures[key] or 0)
+        follow()
 
     def update_allocator(active: ActivePolicy) -> None:
         if active.allocator is not None:
@@ -86,20 +89,19 @@ class _Growing:
     """A histogram that follows counts kept elsewhere. To observe each value again would cost more than to keep them,
     and prometheus_client has no public way to add counts: its buckets are looked up by their usual name."""
 
-    def __init__(self, exposed: Any, counted: Any) -> None:
+    def __init__(self, exposed: Any) -> None:
         self._buckets, self._sum = exposed._buckets, exposed._sum
-        self._counted = counted
-        self._counts = [0] * len(counted.counts)
+        self._counts = [0] * len(self._buckets)
         self._total = 0.0
 
-    def update(self) -> None:
-        for at, count in enumerate(self._counted.counts):
+    def follow(self, counted: Any) -> None:
+        for at, count in enumerate(counted.counts):
             if grown := count - self._counts[at]:
                 self._buckets[at].inc(grown)
                 self._counts[at] = count
-        if grown_total := self._counted.total - self._total:
+        if grown_total := counted.total - self._total:
             self._sum.inc(grown_total)
-            self._total = self._counted.total
+            self._total = counted.total
 
 
 def start_for(active: ActivePolicy, scheduler: Any) -> None:

@@ -39,7 +39,7 @@ def report(block: Mapping[str, Any], most: int) -> Iterator[str]:
     yield f"{'hits at eviction':<26} {_quantiles(why['hits'], number)}"
     if sum(why["away_s"]["counts"]):
         yield f"{'from eviction to the miss':<26} {_quantiles(why['away_s'], duration)}"
-        yield f"{'':<26} {_quantiles(why['away_requests'], number)} requests"
+        yield f"{'  in requests':<26} {_quantiles(why['away_requests'], number)}"
     yield f"{counted(why['remembered_units'], 'evicted unit')} remembered, at most {number(why['most_units'])}"
     if not why["misses"]:
         yield "no miss that an eviction explains"
@@ -52,7 +52,7 @@ def report(block: Mapping[str, Any], most: int) -> Iterator[str]:
 
 def explanation(miss: Mapping[str, Any], page: int | None) -> Iterator[str]:
     """One miss in a sentence or two; `page` in tokens, None where it is not known."""
-    start = f"after {number(miss['start_tokens'])} tokens that were there" if miss["start_tokens"] else "of the prompt"
+    start = f"after the first {number(miss['start_tokens'])}" if miss["start_tokens"] else "from the start of a prompt"
     rule = "under no rule" if miss["rule"] == "none" else f"by rule {miss['rule']}"
     if miss["score"] is not None:
         order = f"score {miss['score']:.4g}, cutoff {_score(miss['cutoff'])}"
@@ -62,10 +62,10 @@ def explanation(miss: Mapping[str, Any], page: int | None) -> Iterator[str]:
     if page:
         wanted = f"{counted(-(-miss['wanted_tokens'] // page), 'page')} ({wanted})"
     yield (
-        f"{duration(miss['ago_s'])} ago: missed {counted(miss['tokens'], 'token')}, {start}: evicted "
-        f"{duration(miss['evicted_ago_s'])} ({counted(miss['evicted_ago_requests'], 'request')}) before"
+        f"{duration(miss['ago_s'])} ago: {counted(miss['tokens'], 'token')} missing {start}, evicted "
+        f"{duration(miss['evicted_ago_s'])} ({counted(miss['evicted_ago_requests'], 'request')}) earlier"
     )
-    yield f"    {rule} ({order}; {counted(miss['hits'], 'hit')} till then); keeping it needed {wanted}"
+    yield f"    {rule} ({order}, {counted(miss['hits'], 'hit')}); keeping it needed {wanted} more"
 
 
 def _not_remembered(block: Mapping[str, Any]) -> Iterator[str]:
@@ -81,7 +81,7 @@ def _score(value: float | None) -> str:
 
 def _quantiles(histogram: Mapping[str, Any], shown: Any) -> str:
     """The buckets in which the median and the ninth tenth lie."""
-    return f"half at most {_quantile(histogram, 0.5, shown)}, nine tenths at most {_quantile(histogram, 0.9, shown)}"
+    return f"median <= {_quantile(histogram, 0.5, shown)}, 90 % <= {_quantile(histogram, 0.9, shown)}"
 
 
 def _quantile(histogram: Mapping[str, Any], part: float, shown: Any) -> str:
@@ -91,7 +91,7 @@ def _quantile(histogram: Mapping[str, Any], part: float, shown: Any) -> str:
         passed += count
         if passed >= wanted:
             return str(shown(bound))
-    return f"more than {shown(bounds[-1])}"
+    return f"(more than {shown(bounds[-1])})"
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

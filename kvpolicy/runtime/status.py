@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvpolicy.eviction.index import EvictionIndex
     from kvpolicy.eviction.watermark import Watermark
 
+    from .traffic import Traffic
+
 __all__ = ["block", "by_rule", "fallbacks", "line", "start_facts"]
 
 
@@ -77,8 +79,20 @@ def block(active: ActivePolicy) -> dict[str, Any]:
         "victim_digest": f"{index.victim_digest:016x}" if index is not None else None,
         "fallbacks": fallbacks(active),
         "last_fault": getattr(counters, "last_fault", "") or None,
+        **({"traffic": _traffic(active.traffic)} if index is not None and index.needs_metadata else {}),
         **({"why": why} if (why := _why(index)) is not None else {}),
         **({"watermark": _watermark(active.watermark)} if active.watermark is not None else {}),
+    }
+
+
+def _traffic(traffic: Traffic) -> dict[str, int]:
+    return {
+        "requests": traffic.requests,
+        "prompt_tokens": traffic.prompt_tokens,
+        "hit_tokens": traffic.hit_tokens,
+        "short_prompts": traffic.short_prompts,
+        "salted_requests": traffic.salted_requests,
+        "new_salts": traffic.new_salts,
     }
 
 
