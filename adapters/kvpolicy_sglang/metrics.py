@@ -38,7 +38,10 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     observe_seconds = seconds.labels(*values).observe
     reused, reused_tokens = make(Counter, metrics.REUSED), make(Counter, metrics.REUSED_TOKENS)
     histograms: dict[str, _Growing] = {}
+    protected = make(Gauge, metrics.PROTECTED, multiprocess_mode="mostrecent")
+    traffic = {name: make(Counter, metric).labels(*values) for name, metric in metrics.TRAFFIC.items()}
     seen: dict[tuple[Counter, str], int] = {}
+    seen_traffic: dict[str, int] = {}
 
     def grow(counter: Counter, counts: Mapping[str, int]) -> None:
         """Our counts are totals, prometheus counters take increments."""
@@ -57,6 +60,12 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
             grow(evictions, status.by_rule(counters.evictions))
             grow(tokens, status.by_rule(counters.evicted_tokens))
             digest.set(metrics.digest_value(active.index.victim_digest))
+            for rule, (held_tokens, _) in active.index.protected_tokens().items():
+                protected.labels(rule, *values).set(held_tokens)
+        for name, exposed in traffic.items():
+            if grown := getattr(active.traffic, name) - seen_traffic.get(name, 0):
+                exposed.inc(grown)
+                seen_traffic[name] = getattr(active.traffic, name)
         if (ghosts := getattr(active.index, "ghosts", None)) is not None:
             grow(reused, status.by_rule(ghosts.reused))
             grow(reused_tokens, status.by_rule(ghosts.reused_tokens))

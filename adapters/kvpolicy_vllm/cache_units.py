@@ -55,6 +55,7 @@ class CachedUnits:
         self.units: dict[bytes, Unit] = {}
         #: Free blocks whose content is resident elsewhere too, by number, oldest first: a dict is slow at its front.
         self.surplus: OrderedDict[int, Any] = OrderedDict()
+        self.free_units = 0  # with `is_free`
         self._tick = 0
 
     # -- what the pool tells --
@@ -126,6 +127,7 @@ class CachedUnits:
                 surplus[block.block_id] = block
             else:
                 unit.is_free = True
+                self.free_units += 1
                 if not unit.children:
                     add(unit)
 
@@ -136,6 +138,7 @@ class CachedUnits:
         unit = self.units.get(block.block_hash)
         if unit is not None and unit.is_free:
             unit.is_free = False
+            self.free_units -= 1
             if not unit.children:
                 self.index.discard(unit)
 
@@ -155,6 +158,7 @@ class CachedUnits:
             unit.copies = None
             if self.surplus.pop(unit.block.block_id, None) is not None:
                 unit.is_free = True
+                self.free_units += 1
                 if not unit.children:
                     self.index.add(unit)
 
@@ -210,6 +214,7 @@ class CachedUnits:
         """The engine emptied its prefix cache."""
         self.units.clear()
         self.surplus.clear()
+        self.free_units = 0
         self.index.reset()
 
     def rebuild(self, blocks: Iterable[Any], free: Iterable[Any], before: CachedUnits | None = None) -> None:
@@ -255,6 +260,7 @@ class CachedUnits:
                 unit.is_free = True
                 if not unit.children:
                     evictable.append(unit)
+        self.free_units = sum(unit.is_free for unit in self.units.values())
         self.index.rebuild(evictable)
 
     def check(self, blocks: Iterable[Any]) -> None:
@@ -280,6 +286,7 @@ class CachedUnits:
             if unit.parent is not None and self.units.get(unit.parent.hash) is unit.parent:
                 children[unit.parent.hash] = children.get(unit.parent.hash, 0) + 1
         assert surplus == self.surplus.keys(), "free copies were miscounted"
+        assert self.free_units == sum(unit.is_free for unit in self.units.values()), "free units were miscounted"
         for block_hash, unit in self.units.items():
             assert unit.children == children.get(block_hash, 0), "children were miscounted"
         self.index.check()
@@ -298,6 +305,7 @@ class CachedUnits:
             unit.copies = [unit.block, block]
             if unit.is_free:  # the content is in use again, in another block: this one is spare
                 unit.is_free = False
+                self.free_units -= 1
                 self.index.discard(unit)
                 self.surplus[unit.block.block_id] = unit.block
         elif all(copy is not block for copy in unit.copies):
@@ -341,6 +349,7 @@ class CachedUnits:
     def _remove(self, unit: Unit) -> Unit | None:
         """Forget the unit; its parent, if that is evictable now."""
         del self.units[unit.hash]
+        self.free_units -= unit.is_free
         unit.is_free = False
         self.index.remove(unit)
         parent = unit.parent

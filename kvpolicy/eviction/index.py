@@ -13,6 +13,7 @@ from typing import Any
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, RequestInfo
 from kvpolicy.eviction.ghosts import Ghosts
+from kvpolicy.eviction.tenants import Tenant
 
 __all__ = ["Counters", "EvictionIndex"]
 
@@ -204,6 +205,17 @@ class EvictionIndex:
     def rule_of(self, handle: Handle) -> str:
         """The rule that protects the unit now, "" for none; of a victim, until it is removed."""
         return ""
+
+    # -- reports --
+
+    def protected_tokens(self) -> dict[str, tuple[int, int | None]]:
+        """By the name of each rule that retains: tokens of the units that it protects now, and tokens counted against
+        its budget, which include those of their paths; ``None`` without one."""
+        return {}
+
+    def tenants(self) -> list[Tenant]:
+        """Every tenant with units or a floor, where the policy has tenants."""
+        return []
 
     # -- whole --
 

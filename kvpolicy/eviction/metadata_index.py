@@ -190,6 +190,14 @@ class MetadataIndex(EvictionIndex):
         rule: int = meta.rule
         return self._rules.rules[rule].name
 
+    # -- reports --
+
+    def protected_tokens(self) -> dict[str, tuple[int, int | None]]:
+        return {} if self._rules is None else self._rules.protected_tokens()
+
+    def tenants(self) -> list[Tenant]:
+        return [] if self._tenants is None else self._tenants.all()
+
     # -- whole --
 
     def reset(self, pool_tokens: int | None = None) -> None:

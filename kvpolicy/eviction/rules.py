@@ -119,6 +119,7 @@ class RuleBook:
         self.clear(pool_tokens)
 
     def clear(self, pool_tokens: int) -> None:
+        self.held_tokens = [0] * len(self.rules)  # of the units that each protects, their paths apart
         self._expired_ms = -1  # the time up to which nothing is left to expire
         self._expiry.clear()
         self._budgets = [
@@ -128,12 +129,13 @@ class RuleBook:
             for rule in self.rules
         ]
 
-    def protected_tokens(self) -> dict[str, int]:
-        """Tokens counted against each budget, by rule name."""
+    def protected_tokens(self) -> dict[str, tuple[int, int | None]]:
+        """By the name of each rule that retains: tokens of the units that it protects, and tokens counted against its
+        budget, which include those of their paths; ``None`` without one."""
         return {
-            rule.name: budget.used_tokens
-            for rule, budget in zip(self.rules, self._budgets, strict=True)
-            if budget is not None
+            rule.name: (self.held_tokens[at], None if (budget := self._budgets[at]) is None else budget.used_tokens)
+            for at, rule in enumerate(self.rules)
+            if rule.is_retain
         }
 
     def refuses(self, request: RequestInfo, probe: UnitMeta) -> bool:
@@ -183,6 +185,7 @@ class RuleBook:
             budget.leave(handle)
         if meta.expiry_ms is not None:
             self._expiry.discard(handle)
+        self.held_tokens[meta.rule] -= meta.size_tokens
         meta.rule, meta.expiry_ms = -1, None
         self._moved(handle)
 
@@ -204,6 +207,8 @@ class RuleBook:
                 budget.forget(handle)
         if handle.kvp.expiry_ms is not None:
             self._expiry.discard(handle)
+        if handle.kvp.rule >= 0:
+            self.held_tokens[handle.kvp.rule] -= handle.kvp.size_tokens
 
     def check(self) -> None:
         for budget in self._budgets:
@@ -221,6 +226,7 @@ class RuleBook:
             if meta.rule >= 0:
                 self.unprotect(handle)
             meta.rule = index
+            self.held_tokens[index] += meta.size_tokens
             if budget is not None:
                 budget.join(handle)
             self._moved(handle)

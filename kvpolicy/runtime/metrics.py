@@ -17,9 +17,11 @@ __all__ = [
     "HISTOGRAMS",
     "INFO",
     "LABELS",
+    "PROTECTED",
     "REUSED",
     "REUSED_TOKENS",
     "SECONDS_BUCKETS",
+    "TRAFFIC",
     "VICTIM_DIGEST",
     "Metric",
     "digest_value",
@@ -58,6 +60,16 @@ HISTOGRAMS = {
     "away_requests": Metric(
         "kvpolicy_reuse_after_eviction_requests", "Requests from an eviction until its content came back."
     ),
+}
+PROTECTED = Metric("kvpolicy_protected_tokens", "Cached tokens that a rule protects now.", ("rule",))
+#: By the key in the status's `traffic`; where the policy keeps metadata.
+TRAFFIC = {
+    "requests": Metric("kvpolicy_requests", "Requests that looked their prompt up in the cache."),
+    "prompt_tokens": Metric("kvpolicy_prompt_tokens", "Tokens of their prompts."),
+    "hit_tokens": Metric("kvpolicy_hit_tokens", "Of those, tokens found in the cache."),
+    "short_prompts": Metric("kvpolicy_short_prompts", "Prompts shorter than a page, which are never cached."),
+    "salted_requests": Metric("kvpolicy_salted_requests", "Requests with a cache_salt."),
+    "new_salts": Metric("kvpolicy_new_salts", "Of those, with a salt not seen before."),
 }
 EVICT_SECONDS = Metric("kvpolicy_evict_seconds", "Duration of one eviction call.")
 VICTIM_DIGEST = Metric(

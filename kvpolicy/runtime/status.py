@@ -16,11 +16,16 @@ from .metrics import HISTOGRAMS
 if TYPE_CHECKING:
     from kvpolicy.eviction.ghosts import Histogram, Miss
     from kvpolicy.eviction.index import EvictionIndex
+    from kvpolicy.eviction.tenants import CompiledTenants, Tenant
     from kvpolicy.eviction.watermark import Watermark
 
     from .traffic import Traffic
 
-__all__ = ["block", "by_rule", "fallbacks", "line", "start_facts"]
+__all__ = ["block", "by_rule", "fallbacks", "line", "occupancy", "start_facts"]
+
+
+#: Tenants that a status shows at most.
+TENANTS = 16
 
 
 def _settings(active: ActivePolicy) -> dict[str, dict[str, Any]]:
@@ -79,10 +84,46 @@ def block(active: ActivePolicy) -> dict[str, Any]:
         "victim_digest": f"{index.victim_digest:016x}" if index is not None else None,
         "fallbacks": fallbacks(active),
         "last_fault": getattr(counters, "last_fault", "") or None,
+        **({"protected": protected} if (protected := _protected(index)) else {}),
+        **({"tenants": tenants} if (tenants := _tenants(active)) else {}),
         **({"traffic": _traffic(active.traffic)} if index is not None and index.needs_metadata else {}),
         **({"why": why} if (why := _why(index)) is not None else {}),
         **({"watermark": _watermark(active.watermark)} if active.watermark is not None else {}),
     }
+
+
+def _protected(index: EvictionIndex | None) -> dict[str, dict[str, int | None]]:
+    """By rule: tokens that it protects now, and those counted against its budget (ancestors included)."""
+    if index is None:
+        return {}
+    return {
+        rule: {"tokens": held, "budget_tokens": counted} for rule, (held, counted) in index.protected_tokens().items()
+    }
+
+
+def _tenants(active: ActivePolicy) -> list[dict[str, Any]]:
+    """Those with most tokens. A salt may be a secret between a client and the server, so only the policy's own names
+    are told; the others go by the order in which they appeared."""
+    index, section = active.index, active.compiled.eviction.tenants if active.compiled is not None else None
+    if index is None or section is None:
+        return []
+    tenants = sorted(index.tenants(), key=lambda tenant: (-tenant.resident_tokens, tenant.order))
+    return [
+        {
+            "name": _tenant_name(tenant, section),
+            "resident_tokens": tenant.resident_tokens,
+            "hit_tokens": tenant.hit_tokens,
+            "floor_tokens": tenant.floor_tokens if tenant.holds_floor else None,
+            "cap_tokens": tenant.cap_tokens,
+        }
+        for tenant in tenants[:TENANTS]
+    ]
+
+
+def _tenant_name(tenant: Tenant, section: CompiledTenants) -> str:
+    if tenant.salt is None:
+        return "(no salt)"
+    return tenant.salt if tenant.salt in section.named else f"#{tenant.order}"
 
 
 def _traffic(traffic: Traffic) -> dict[str, int]:
@@ -132,6 +173,17 @@ def _miss(miss: Miss, now_s: float) -> dict[str, Any]:
         "hits": ghost.hits,
         "idle_requests": ghost.idle_requests,
         "wanted_tokens": miss.wanted_tokens,
+    }
+
+
+def occupancy(pool_tokens: int, free_tokens: int, evictable_tokens: int | None) -> dict[str, int | None]:
+    """What the pool's tokens are: free and empty, evictable, or in use by running requests. With None evictable, free
+    ones include what is evictable."""
+    return {
+        "pool_tokens": pool_tokens,
+        "free_tokens": free_tokens,
+        "evictable_tokens": evictable_tokens,
+        "used_tokens": pool_tokens - free_tokens - (evictable_tokens or 0),
     }
 
 
