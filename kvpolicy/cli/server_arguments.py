@@ -10,7 +10,7 @@ from collections.abc import Callable
 from kvpolicy.cli.main import EXIT_USAGE
 from kvpolicy.live.client import TIMEOUT_S, LiveError
 
-__all__ = ["KEY_ENV", "add_server_arguments", "api_key", "asking"]
+__all__ = ["KEY_ENV", "add_server_arguments", "api_key", "asking", "seconds"]
 
 KEY_ENV = "KVPOLICY_API_KEY"
 
@@ -18,7 +18,7 @@ KEY_ENV = "KVPOLICY_API_KEY"
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", required=True, metavar="URL", help="the server, http://host:port")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's API key (default: the variable {KEY_ENV})")
-    parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, metavar="S", help="wait so long for an answer")
+    parser.add_argument("--timeout", type=seconds, default=TIMEOUT_S, metavar="S", help="wait so long for an answer")
 
 
 def api_key(args: argparse.Namespace) -> str | None:
@@ -35,11 +35,12 @@ def asking(command: str, run: Callable[[], int]) -> int:
         return EXIT_USAGE
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """An argument's number of seconds, above 0."""
     try:
-        seconds = float(text)
+        value = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
+        value = 0.0
+    if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
-    return seconds
+    return value

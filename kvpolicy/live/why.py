@@ -13,6 +13,11 @@ __all__ = ["explanation", "report"]
 def report(block: Mapping[str, Any], most: int) -> Iterator[str]:
     """Lines on one engine's status block, with the `most` latest misses."""
     yield f"policy {block['name']}, digest {block['digest'][:12]}"
+    if (traffic := block.get("traffic")) is not None and traffic["short_prompts"]:
+        yield (
+            f"{number(traffic['short_prompts'])} of {counted(traffic['requests'], 'prompt')} were shorter than a page: "
+            "nothing of them is cached"
+        )
     why = block.get("why")
     if why is None:
         yield from _not_remembered(block)
