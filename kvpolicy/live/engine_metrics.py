@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from .client import Sample
 
-__all__ = ["HIT_TOKENS", "LOOKED_UP_TOKENS", "NAMES", "POOL_USAGE", "RUNNING", "WAITING", "total"]
+__all__ = ["BY_MEANING", "HIT_TOKENS", "LOOKED_UP_TOKENS", "NAMES", "POOL_USAGE", "RUNNING", "WAITING", "total"]
 
 #: Prompt tokens looked up in the prefix cache, and those found there.
 LOOKED_UP_TOKENS = ("sglang:prompt_tokens_total", "vllm:prefix_cache_queries_total")
@@ -16,7 +16,8 @@ POOL_USAGE = ("sglang:token_usage", "vllm:kv_cache_usage_perc")
 RUNNING = ("sglang:num_running_reqs", "vllm:num_requests_running")
 WAITING = ("sglang:num_queue_reqs", "vllm:num_requests_waiting")
 
-NAMES = frozenset((*LOOKED_UP_TOKENS, *HIT_TOKENS, *POOL_USAGE, *RUNNING, *WAITING))
+BY_MEANING = (LOOKED_UP_TOKENS, HIT_TOKENS, POOL_USAGE, RUNNING, WAITING)
+NAMES = frozenset(name for alike in BY_MEANING for name in alike)
 
 
 def total(samples: Iterable[Sample], names: Iterable[str]) -> float | None:

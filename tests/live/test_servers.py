@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kvpolicy.live import engine_metrics
 from tests.conftest import StartServer
 from tests.live.policies import POOL_TOKENS, tokens, write_policy
+from tests.live.test_monitoring import samples
 from tools.environment import EngineEnv
 from tools.server import Server, run_server
 
@@ -104,3 +106,33 @@ def test_a_real_server(serving: tuple[Server, int]) -> None:
     assert total(running, "kvpolicy_evicted_before_reuse_tokens_total", 'rule="kept"') == cut
     assert total(running, "kvpolicy_evicted_age_seconds_count") == sum(block["evictions"].values())
     assert total(running, "kvpolicy_reuse_after_eviction_requests_count") == sum(why["away_s"]["counts"])
+    exposed = {name.partition("{")[0] for name in running.metrics()}
+    assert {name for name in exposed if name.startswith("kvpolicy_")} <= samples().keys()
+    running.generate(shared, 2)
+    exposed = {name.partition("{")[0] for name in running.metrics()}
+    for alike in engine_metrics.BY_MEANING:
+        assert len(exposed.intersection(alike)) == 1, "an engine's metric has another name here"
+
+    # top: what the status says, in figures.
+    block = running.status()
+    assert block["traffic"]["requests"] == 20
+    assert block["traffic"]["prompt_tokens"] == 19 * 200 + 100
+    assert block["traffic"]["hit_tokens"] == 100 // page * page * 2  # the shared part, twice
+    pool = block["occupancy"]
+    assert pool["used_tokens"] == 0, "nothing runs"
+    assert pool["evictable_tokens"] > POOL_TOKENS // 2
+    assert sum(pool[key] for key in ("used_tokens", "evictable_tokens", "free_tokens")) == POOL_TOKENS
+    assert 0 < block["protected"]["kept"]["tokens"] <= pool["evictable_tokens"]
+    shown = ask("top", running)
+    assert f"hits       {block['traffic']['hit_tokens'] / 3900:.0%} of 3,900 prompt tokens" in shown
+    assert re.search(rf"^kept +{block['protected']['kept']['tokens']:,} ", shown, re.M)
+    assert max(map(len, shown.splitlines())) <= 80
+
+    # doctor: nothing is wrong; then 100 requests with a salt each.
+    assert re.fullmatch(r"(?s)(KVP73[23] warning: .*)?policy explained: .*", ask("doctor", running))
+    for seed in range(100):
+        running.generate(tokens(seed, 5), 1, cache_salt=f"salt {seed}")
+    found = ask("doctor", running)
+    assert "KVP721 warning: 100 of 100 requests with a cache_salt came with a new one" in found
+    assert f"KVP722 warning: 100 of 120 prompts (83%) are shorter than a page of {page} tokens" in found
+    assert running.status()["fallbacks"] == {}
