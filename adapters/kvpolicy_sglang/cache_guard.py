@@ -184,7 +184,7 @@ class EvictionGuard:
         except Exception:
             self.fault("insert", "the policy failed on a new unit")
             return False
-        if (ghosts := self.index.ghosts) is not None and len(ghosts):
+        if (ghosts := self.index.ghosts) is not None and ghosts.found_tokens:
             content.ask_below(ghosts, node, self.page_tokens)
         return True
 

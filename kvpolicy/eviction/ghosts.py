@@ -20,7 +20,7 @@ from kvpolicy.eviction.base import Handle, PolicyClock
 
 __all__ = ["Ghost", "Ghosts", "Histogram", "Miss"]
 
-#: Ghosts kept, of which each takes some 250 bytes, and misses explained. The oldest go first.
+#: Ghosts kept, of which each takes some 430 bytes, and misses explained. The oldest go first.
 CAPACITY, MISSES = 32768, 64
 
 SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
