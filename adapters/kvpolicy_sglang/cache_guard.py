@@ -124,10 +124,10 @@ class EvictionGuard:
             self.fault("evict", "the policy failed to name a victim")
             return None, True
         self._walk_tokens += len(node.key)
-        if self.index.ghosts is not None:
-            self._name(node)
         try:
             meta = node.kvp
+            if self.index.ghosts is not None and meta is not None and meta.content_key is None:
+                meta.content_key = self._content_key(node)  # the lower half of a split has none yet
             depth_tokens = 0 if meta is None else meta.depth_tokens
             self.index.evicted(node, len(node.key), depth_tokens, node.id)  # ids count nodes: equal on every rank
         except Exception:
@@ -179,7 +179,7 @@ class EvictionGuard:
         self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool
     ) -> bool:
         try:
-            content_key = content.key_of(node, self.page_tokens) if self.index.needs_content_key else None
+            content_key = self._content_key(node) if self.index.needs_content_key else None
             self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output, content_key)
         except Exception:
             self.fault("insert", "the policy failed on a new unit")
@@ -188,14 +188,15 @@ class EvictionGuard:
             content.ask_below(ghosts, node, self.page_tokens)
         return True
 
-    def _name(self, node: Any) -> None:
-        """Give a victim the number under which it is remembered: the lower half of a split has none yet."""
-        meta = node.kvp
-        if meta is not None and meta.content_key is None:
-            try:
-                meta.content_key = content.key_of(node, self.page_tokens)
-            except Exception as error:
-                self.index.ghosts.stop(error)
+    def _content_key(self, node: Any) -> int | None:
+        """None where it fails and evictions are remembered: that then ends, and nothing else."""
+        try:
+            return content.key_of(node, self.page_tokens)
+        except Exception as error:
+            if self.index.ghosts is None:
+                raise
+            self.index.ghosts.stop(error)
+            return None
 
     def touch(self, node: Any, info: RequestInfo) -> None:
         try:
