@@ -127,12 +127,12 @@ class CacheGuard:
             except Exception:
                 self._fault("free", "the policy failed on blocks that became free")
 
-    def taken(self, block: Any) -> None:
+    def taken(self, blocks: Sequence[Any]) -> None:
         if not self._is_stale:
             try:
-                self.units.taken(block)
+                self.units.taken(*blocks)
             except Exception:
-                self._fault("take", "the policy failed on a block that is free no more")
+                self._fault("take", "the policy failed on blocks that are free no more")
 
     def dropped(self, blocks: Sequence[tuple[Any, bytes]]) -> None:
         """The engine threw these blocks' contents out of the cache: `(block, hash it had)`."""

@@ -34,17 +34,13 @@ class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         blocks = super().popleft_n(empty) if (empty := self._count_empty(n)) else []
         if len(blocks) == n:
             return blocks
-        remove = super().remove
-        for block in self._guard.victims(n - len(blocks)):
-            remove(block)
-            blocks.append(block)
+        victims = self._guard.victims(n - len(blocks))
+        for block in victims:
+            self.remove(block)
+        blocks += victims
         if len(blocks) < n:
             blocks += self._in_stock_order(n - len(blocks))
         return blocks
-
-    def remove(self, block: Any) -> None:
-        super().remove(block)
-        self._guard.taken(block)
 
     def append(self, block: Any) -> None:
         super().append(block)
@@ -87,6 +83,7 @@ class PolicyBlockPool(BlockPool):  # type: ignore[misc]
     def touch(self, blocks: Sequence[Any], *args: Any, **kwargs: Any) -> None:
         super().touch(blocks, *args, **kwargs)
         if self.guard is not None:
+            self.guard.taken(blocks)
             self.guard.matched(blocks)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
@@ -100,7 +97,7 @@ class PolicyBlockPool(BlockPool):  # type: ignore[misc]
         guard.dropped(dropped)
         for block, _ in dropped:
             if block.ref_cnt == 0:  # free and empty: it goes first
-                FreeKVCacheBlockQueue.remove(self.free_block_queue, block)
+                self.free_block_queue.remove(block)
                 self.free_block_queue.prepend_n([block])
 
     def reset_prefix_cache(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kvpolicy.eviction.base import PolicyClock, RequestInfo
@@ -40,12 +41,16 @@ def state_of(request: Any, clock: PolicyClock) -> RequestState:
 
 def _info(request: Any) -> RequestInfo:
     lora = getattr(request, "lora_request", None)
-    return RequestInfo(
-        cache_salt=_text(getattr(request, "cache_salt", None)),
-        priority=_priority(request),
-        session_id=_text(getattr(request, "session_id", None)),
-        lora=None if lora is None else _text(getattr(lora, "lora_name", None)),
+    return _shared(
+        _text(getattr(request, "cache_salt", None)),
+        _priority(request),
+        _text(getattr(request, "session_id", None)),
+        None if lora is None else _text(getattr(lora, "lora_name", None)),
     )
+
+
+#: Requests of one tenant and priority share their facts.
+_shared = lru_cache(maxsize=1024)(RequestInfo)
 
 
 def _priority(request: Any) -> int | None:

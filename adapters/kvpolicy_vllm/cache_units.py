@@ -5,6 +5,9 @@ side by side leave two blocks of one hash. Of such copies all but one are *surpl
 ones go before any unit. A unit with a single resident block is on offer while that block is free and no cached block
 continues it; so a parent never goes before its children.
 
+What one request cached at once is one *run*, a single handle of the index: its units are in use, free and hit together,
+and go from the end. A run is cut where that is no longer so.
+
 Nothing here imports vLLM. Blocks are its `KVCacheBlock`s: compared by identity, never by `==`.
 """
 
@@ -16,31 +19,13 @@ from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo, UnitMeta
 from kvpolicy.eviction.index import EvictionIndex
+from kvpolicy.eviction.metadata_index import MetadataIndex
 
-__all__ = ["CachedUnits", "Unit"]
+from .cache_runs import Run, Runs, content_key
+
+__all__ = ["CachedUnits"]
 
 _NOBODY = RequestInfo()
-
-
-class Unit:
-    """A handle of the eviction index; the four engine fields are counters kept here, as vLLM has none of them."""
-
-    __slots__ = (
-        "block", "children", "copies", "creation_time", "hash", "hit_count", "is_free", "kvp", "last_access_time",
-        "parent", "priority",
-    )  # fmt: skip
-
-    def __init__(self, block_hash: bytes, block: Any, parent: Unit | None, tick: int, priority: int) -> None:
-        self.hash = block_hash  # with the KV cache group's number, as the block carries it
-        self.block = block
-        self.copies: list[Any] | None = None  # every resident block of this content, where there are several
-        self.parent = parent
-        self.children = 0  # resident units whose prefix ends here
-        self.is_free = False  # its only block has no user
-        self.kvp: UnitMeta | None = None
-        self.creation_time = self.last_access_time = tick
-        self.hit_count = 1  # as SGLang counts: the request that made it, and each one that hit it
-        self.priority = priority
 
 
 class CachedUnits:
@@ -52,113 +37,128 @@ class CachedUnits:
     def __init__(self, index: EvictionIndex, block_tokens: int) -> None:
         self.index = index
         self.block_tokens = block_tokens
-        self.units: dict[bytes, Unit] = {}
+        self.runs = Runs(index)
         #: Free blocks whose content is resident elsewhere too, by number, oldest first: a dict is slow at its front.
         self.surplus: OrderedDict[int, Any] = OrderedDict()
-        self.free_units = 0  # with `is_free`
         self._tick = 0
+        if isinstance(index, MetadataIndex):
+            index.divider = self.runs.divide
 
     # -- what the pool tells --
 
     def cached(self, blocks: Sequence[Any], start: int, stop: int, info: RequestInfo, prompt_tokens: int) -> None:
         """`blocks[start:stop]` of one request got their hashes; null or skipped blocks among them have none."""
-        units, tokens = self.units, self.block_tokens
-        stamp = self._stamp if self.index.needs_metadata else None
-        priority = info.priority or 0
-        parent = units.get(blocks[start - 1].block_hash) if start else None
-        self._tick += 1
-        for at in range(start, stop):
-            block = blocks[at]
-            block_hash = block.block_hash
-            if block_hash is None:
-                parent = None
+        runs = self.runs
+        hashes = [block.block_hash for block in blocks[start:stop]]
+        prompt_end = prompt_tokens // self.block_tokens  # output begins with the block that holds its first token
+        above = blocks[start - 1].block_hash if start else None
+        at = start
+        while at < stop:
+            block_hash = hashes[at - start]
+            if block_hash is None or block_hash in runs:
+                if block_hash is not None:
+                    self._add_copy(block_hash, blocks[at])
+                above = block_hash
+                at += 1
                 continue
-            unit = units.get(block_hash)
-            if unit is None:
-                units[block_hash] = unit = Unit(block_hash, block, parent, self._tick, priority)
-                if parent is not None:
-                    self._add_child(parent)
-                if stamp is not None:
-                    depth_tokens = (at + 1) * tokens
-                    stamp(unit, parent, info, depth_tokens, depth_tokens > prompt_tokens)
-            else:
-                self._add_copy(unit, block)
-            parent = unit
+            end = stop if at >= prompt_end else min(stop, prompt_end)
+            new = hashes[at - start : end - start]
+            if not all(new) or not runs.keys().isdisjoint(new):
+                new = runs.new_ones(new)
+            if not self.index.takes_runs:
+                new = new[:1]
+            end = at + len(new)
+            self._tick += len(new)
+            run = Run(new, list(blocks[at:end]), self.runs.ending_at(above), self._tick, info.priority or 0)
+            runs.update(dict.fromkeys(new, run))
+            if run.parent is not None:
+                self._add_child(run.parent)
+            self._stamp(run, info, end * self.block_tokens, at >= prompt_end)
+            above, at = new[-1], end
 
     def hit(self, blocks: Sequence[Any], info: RequestInfo) -> None:
         """One request's match reached the end of `blocks`: its blocks from the root on, in use now."""
-        units, index = self.units, self.index
-        path = []
-        parent = None
-        for block in blocks:
-            unit = units.get(block.block_hash)
-            if unit is not None:
-                if unit.parent is None and parent is not None:  # was adopted, or lost its parent
-                    unit.parent = parent
+        path, parent, at = [], None, 0
+        while at < len(blocks):
+            run = self.runs.get(blocks[at].block_hash)
+            if run is None:
+                at += 1
+            else:
+                run, at = self.runs.covered(run, blocks, at)
+                if run.parent is None and parent is not None:  # was adopted, or lost its parent
+                    run.parent = parent
                     self._add_child(parent)
-                path.append(unit)
-            parent = unit
-        for unit in path:  # before rules weigh them against the other members of a budget
-            self._tick += 1
-            unit.last_access_time = self._tick
-        if index.needs_metadata:
-            for unit in reversed(path):
-                index.touch(unit, info)
+                path.append(run)
+            parent = run
+        for run in path:  # before rules weigh them against the other members of a budget
+            self._tick += len(run.blocks)
+            run.last_access_time = self._tick
+        used = []
+        for run in reversed(path):
+            parent = run.parent
+            self.index.touch(run, info)
+            used += run.up_to(parent)  # rules may have divided it
         priority = info.priority or 0
-        for unit in path:
-            unit.hit_count += 1
-            if priority > unit.priority:
-                unit.priority = priority
+        for run in used:
+            run.hit_count += 1
+            if priority > run.priority:
+                run.priority = priority
 
     def freed(self, blocks: Sequence[Any]) -> None:
         """The blocks lost their last user, in this order (vLLM frees a request's last block first)."""
-        units, add, surplus = self.units, self.index.add, self.surplus
         self._tick += len(blocks)
-        tick = self._tick + 1
-        for block in blocks:
-            tick -= 1  # the end of a request's path is its most recent part, as in a prefix tree
-            unit = units.get(block.block_hash)
-            if unit is None:
+        tick, at = self._tick, 0  # the end of a request's path is its most recent part, as in a prefix tree
+        while at < len(blocks):
+            block = blocks[at]
+            run = self.runs.get(block.block_hash)
+            if run is None:
                 if block.block_hash is None:  # content of the engine's own; it goes when no unit is left
+                    at += 1
                     continue
-                unit = self._adopt(block)
-            unit.last_access_time = tick
-            if unit.copies is not None:
-                surplus[block.block_id] = block
-            else:
-                unit.is_free = True
-                self.free_units += 1
-                if not unit.children:
-                    add(unit)
+                run = self._adopt(block)
+            if run.copies is not None:
+                run.last_access_time = tick - at
+                self.surplus[block.block_id] = block
+                at += 1
+                continue
+            run, end = self.runs.covered_from_end(run, blocks, at)
+            run.last_access_time = tick - at
+            run.is_free = True
+            if not run.children:
+                self.index.add(run)
+            at = end
 
-    def taken(self, block: Any) -> None:
-        """A free block got a user."""
-        if self.surplus and self.surplus.pop(block.block_id, None) is not None:
-            return
-        unit = self.units.get(block.block_hash)
-        if unit is not None and unit.is_free:
-            unit.is_free = False
-            self.free_units -= 1
-            if not unit.children:
-                self.index.discard(unit)
+    def taken(self, *blocks: Any) -> None:
+        """Free blocks got a user, those of one request in the order of its prompt; others among them had one."""
+        at = 0
+        while at < len(blocks):
+            block = blocks[at]
+            run = self.runs.get(block.block_hash)
+            if run is None or not run.is_free:  # in use, or a copy to spare
+                self.surplus.pop(block.block_id, None)
+                at += 1
+                continue
+            run, at = self.runs.covered(run, blocks, at)
+            run.is_free = False
+            if not run.children:
+                self.index.discard(run)
 
     def gone(self, block: Any, block_hash: bytes) -> None:
         """The block's content is no longer cached."""
-        unit = self.units.get(block_hash)
-        if unit is None:
+        if block_hash not in self.runs:
             return
+        unit = self.runs.alone(block_hash)
         if unit.copies is None:
-            if unit.block is block and (above := self._remove(unit)) is not None:
+            if unit.blocks[0] is block and (above := self._remove(unit)) is not None:
                 self.index.add(above)
             return
         unit.copies = copies = [copy for copy in unit.copies if copy is not block]
-        unit.block = copies[0]
+        unit.blocks[0] = copies[0]
         self.surplus.pop(block.block_id, None)
         if len(copies) == 1:
             unit.copies = None
-            if self.surplus.pop(unit.block.block_id, None) is not None:
+            if self.surplus.pop(copies[0].block_id, None) is not None:
                 unit.is_free = True
-                self.free_units += 1
                 if not unit.children:
                     self.index.add(unit)
 
@@ -166,15 +166,14 @@ class CachedUnits:
         """The engine threw these blocks' contents out, whatever continues them: `(block, hash it had)`."""
         orphans = False
         for block, block_hash in blocks:
-            unit = self.units.get(block_hash)
-            orphans |= unit is not None and unit.children > 0
+            orphans |= block_hash in self.runs and self.runs.alone(block_hash).children > 0
             self.gone(block, block_hash)
         if orphans:
-            for unit in self.units.values():
-                if unit.parent is not None and self.units.get(unit.parent.hash) is not unit.parent:
-                    unit.parent = None
-                    if unit.kvp is not None:
-                        unit.kvp.parent = None
+            for run in self.runs.each():
+                if not self.runs.has_parent(run):
+                    run.parent = None
+                    if run.kvp is not None:
+                        run.kvp.parent = None
 
     def victims(self, count: int) -> list[Any]:
         """Up to `count` free blocks whose contents go next; they are no longer units of this cache.
@@ -188,33 +187,46 @@ class CachedUnits:
             blocks.append(block)
         if len(blocks) == count:
             return blocks
-        index, tokens, remove = self.index, self.block_tokens, self._remove
-        pop, evicted, follow = index.pop, index.evicted, index.follow
+        index = self.index
         index.begin()
-        unit: Any = None
+        run: Any = None
         while len(blocks) < count:
-            if unit is None and (unit := pop()) is None:
+            if run is None and (run := index.pop()) is None:
                 break
-            block = unit.block
-            if not unit.is_free or unit.children or block.ref_cnt or block.is_null or block.block_hash != unit.hash:
-                index.discard(unit)
-                unit = None
+            most = 0 if run.children or not run.is_free else run.count_evictable(count - len(blocks))
+            if not most:
+                index.discard(run)
+                run = None
                 continue
-            meta = unit.kvp
-            evicted(unit, tokens, 0 if meta is None else meta.depth_tokens, block.block_id)
-            blocks.append(block)
-            above = remove(unit)
-            unit = above if above is not None and follow(unit, above) else None
+            units = index.sweep(run, most)
+            going = run.blocks[: -units - 1 : -1]
+            depth_tokens = 0 if run.kvp is None else run.kvp.depth_tokens
+            identity = hash(tuple([block.block_id for block in going]))
+            index.evicted(run, units * self.block_tokens, depth_tokens, identity, units)
+            if index.ghosts is not None:
+                index.ghosts.name(map(content_key, run.hashes[-units:]))
+            blocks += going
+            if units == len(run.blocks):
+                above = self._remove(run)
+                run = above if above is not None and index.follow(run, above) else None
+            else:
+                self._trim(run, units)
+                if len(blocks) < count:
+                    index.reoffer(run)
+                run = None
         index.end()
         return blocks
+
+    def free_units(self) -> int:
+        """Contents that nobody uses, copies to spare included."""
+        return len(self.surplus) + sum(len(run.blocks) for run in self.runs.each() if run.is_free)
 
     # -- whole --
 
     def clear(self) -> None:
         """The engine emptied its prefix cache."""
-        self.units.clear()
+        self.runs.clear()
         self.surplus.clear()
-        self.free_units = 0
         self.index.reset()
 
     def rebuild(self, blocks: Iterable[Any], free: Iterable[Any], before: CachedUnits | None = None) -> None:
@@ -225,100 +237,97 @@ class CachedUnits:
         """
         if before is not None:
             self._take_over(before)
-        resident: dict[bytes, list[Any]] = {}
-        for block in blocks:
-            if block.block_hash is not None and not block.is_null:
-                resident.setdefault(block.block_hash, []).append(block)
-        for unit in [unit for unit in self.units.values() if unit.hash not in resident]:
-            del self.units[unit.hash]
-            unit.is_free = False
-            self.index.remove(unit)
+        resident = _by_content(blocks)
+        free = [block for block in free if block.block_hash is not None and not block.ref_cnt]
+        free_ids = {block.block_id for block in free}
+        for run in self.runs.each():
+            if not run.is_whole(resident, free_ids):
+                self.runs.shatter(run)
+        for run in self.runs.each():
+            if run.hashes[0] not in resident:
+                self.runs.forget(run.hashes)
+                run.is_free = False
+                self.index.remove(run)
         self.surplus.clear()
-        unknown = [copies[0] for block_hash, copies in resident.items() if block_hash not in self.units]
+        unknown = [copies[0] for block_hash, copies in resident.items() if block_hash not in self.runs]
         for block in sorted(unknown, key=self._depth_tokens):  # parents are older than their children
             self._adopt(block)
-        for block_hash, copies in resident.items():
-            unit = self.units[block_hash]
-            unit.block, unit.copies = copies[0], copies if len(copies) > 1 else None
-            unit.is_free, unit.children = False, 0
-        for unit in self.units.values():
-            parent = unit.parent
-            if parent is not None and self.units.get(parent.hash) is parent:
-                parent.children += 1
+        for run in self.runs.each():
+            run.is_free, run.children = False, 0
+            if len(run.blocks) == 1:
+                copies = resident[run.hashes[0]]
+                run.blocks[0], run.copies = copies[0], copies if len(copies) > 1 else None
+        for run in self.runs.each():
+            if self.runs.has_parent(run):
+                run.parent.children += 1
             else:
-                unit.parent = None
-        evictable = []
+                run.parent = None
+        evictable: dict[Run, None] = {}
         for block in free:
-            if block.block_hash is None or block.ref_cnt:
-                continue
-            unit = self.units[block.block_hash]
+            run = self.runs[block.block_hash]
             self._tick += 1
-            unit.last_access_time = self._tick
-            if unit.copies is not None:
+            run.last_access_time = self._tick
+            if run.copies is not None:
                 self.surplus[block.block_id] = block
             else:
-                unit.is_free = True
-                if not unit.children:
-                    evictable.append(unit)
-        self.free_units = sum(unit.is_free for unit in self.units.values())
+                run.is_free = True
+                if not run.children:
+                    evictable[run] = None
         self.index.rebuild(evictable)
 
     def check(self, blocks: Iterable[Any]) -> None:
         """Debug: AssertionError unless this agrees with the pool's `blocks`."""
-        resident: dict[bytes, list[Any]] = {}
-        for block in blocks:
-            if block.block_hash is not None and not block.is_null:
-                resident.setdefault(block.block_hash, []).append(block)
-        assert resident.keys() == self.units.keys(), "a content without a unit, or a unit without its content"
-        children: dict[bytes, int] = {}
+        resident = _by_content(blocks)
+        assert resident.keys() == self.runs.keys(), "a content without a unit, or a unit without its content"
+        children: dict[Run, int] = {}
         surplus = set()
-        for block_hash, copies in resident.items():
-            unit = self.units[block_hash]
-            assert unit.hash == block_hash
-            known = [unit.block] if unit.copies is None else unit.copies
-            assert {id(copy) for copy in known} == {id(copy) for copy in copies}, "a copy was missed"
-            if len(copies) > 1:
-                surplus |= {copy.block_id for copy in copies if not copy.ref_cnt}
-            assert unit.is_free == (len(copies) == 1 and not copies[0].ref_cnt), (
-                "a unit is free or not, and nobody knows"
-            )
-            assert (unit in self.index) == (unit.is_free and not unit.children), "a unit wrongly on offer, or not"
-            if unit.parent is not None and self.units.get(unit.parent.hash) is unit.parent:
-                children[unit.parent.hash] = children.get(unit.parent.hash, 0) + 1
+        for run in self.runs.each():
+            assert all(self.runs[block_hash] is run for block_hash in run.hashes), "a content in another run"
+            assert run.kvp is None or run.kvp.units == len(run.blocks), "a run longer or shorter than the index thinks"
+            for block_hash, block in zip(run.hashes, run.blocks, strict=True):
+                copies = resident[block_hash]
+                known = [block] if run.copies is None else run.copies
+                assert {id(copy) for copy in known} == {id(copy) for copy in copies}, "a copy was missed"
+                if len(copies) > 1:
+                    surplus |= {copy.block_id for copy in copies if not copy.ref_cnt}
+                is_free = len(copies) == 1 and not copies[0].ref_cnt
+                assert run.is_free == is_free, "a unit is free or not, and nobody knows"
+            assert (run in self.index) == (run.is_free and not run.children), "a unit wrongly on offer, or not"
+            if self.runs.has_parent(run):
+                children[run.parent] = children.get(run.parent, 0) + 1
         assert surplus == self.surplus.keys(), "free copies were miscounted"
-        assert self.free_units == sum(unit.is_free for unit in self.units.values()), "free units were miscounted"
-        for block_hash, unit in self.units.items():
-            assert unit.children == children.get(block_hash, 0), "children were miscounted"
+        for run in self.runs.each():
+            assert run.children == children.get(run, 0), "children were miscounted"
         self.index.check()
 
     # -- inner --
 
-    def _add_child(self, parent: Unit) -> None:
+    def _add_child(self, parent: Run) -> None:
         parent.children += 1
         if parent.is_free and parent.children == 1:
             self.index.discard(parent)
 
-    def _add_copy(self, unit: Unit, block: Any) -> None:
-        if unit.copies is None:
-            if unit.block is block:
+    def _add_copy(self, block_hash: bytes, block: Any) -> None:
+        run = self.runs[block_hash]
+        if run.copies is None:
+            if run.blocks[run.hashes.index(block_hash)] is block:
                 return
-            unit.copies = [unit.block, block]
+            unit = self.runs.alone(block_hash)
+            unit.copies = [unit.blocks[0], block]
             if unit.is_free:  # the content is in use again, in another block: this one is spare
                 unit.is_free = False
-                self.free_units -= 1
                 self.index.discard(unit)
-                self.surplus[unit.block.block_id] = unit.block
-        elif all(copy is not block for copy in unit.copies):
-            unit.copies.append(block)
+                self.surplus[unit.blocks[0].block_id] = unit.blocks[0]
+        elif all(copy is not block for copy in run.copies):
+            run.copies.append(block)
 
-    def _adopt(self, block: Any) -> Unit:
+    def _adopt(self, block: Any) -> Run:
         """A content that was cached without telling us: before the policy came, or by a path of the engine's own."""
         self._tick += 1
-        unit = Unit(block.block_hash, block, None, self._tick, 0)
-        self.units[block.block_hash] = unit
-        if self.index.needs_metadata:
-            self._stamp(unit, None, _NOBODY, self._depth_tokens(block), False)
-        return unit
+        run = Run([block.block_hash], [block], None, self._tick, 0)
+        self.runs[block.block_hash] = run
+        self._stamp(run, _NOBODY, self._depth_tokens(block), False)
+        return run
 
     def _depth_tokens(self, block: Any) -> int:
         return block.block_hash_num_tokens or self.block_tokens
@@ -327,33 +336,58 @@ class CachedUnits:
         """Make another policy's units this one's: parents first, with what was recorded of each."""
         clock, index = before.index.clock, self.index
         index.clock.request_seq, index.clock.now_ms = clock.request_seq, clock.now_ms
-        self.units, self._tick = before.units, before._tick
-        if index.needs_metadata:
-            for unit in self.units.values():  # a dict keeps the order of creation, which is parents first
-                old: UnitMeta | None = unit.kvp
-                if old is None:
-                    self._stamp(unit, unit.parent, _NOBODY, self.block_tokens, False)
-                    continue
-                info = RequestInfo(old.cache_salt, old.request_priority, old.session_id, old.lora)
-                self._stamp(unit, unit.parent, info, old.depth_tokens, old.is_output)
-                meta: UnitMeta | None = unit.kvp
+        if not index.takes_runs:
+            for run in before.runs.each():
+                before.runs.shatter(run)
+        self.runs.update(before.runs)
+        self._tick = before._tick
+        if not index.needs_metadata:
+            return
+        for run in self.runs.each():
+            old: UnitMeta | None = run.kvp
+            if old is None:
+                self._stamp(run, _NOBODY, self._depth_tokens(run.blocks[-1]), False)
+                continue
+            parent = run.parent
+            info = RequestInfo(old.cache_salt, old.request_priority, old.session_id, old.lora)
+            self._stamp(run, info, old.depth_tokens, old.is_output)
+            for part in run.up_to(parent):
+                meta: UnitMeta | None = part.kvp
                 if meta is not None:
                     meta.hits, meta.reuse_gap_s = old.hits, old.reuse_gap_s
                     meta.birth_seq, meta.birth_ms = old.birth_seq, old.birth_ms
                     meta.touch_seq, meta.touch_ms = old.touch_seq, old.touch_ms
 
-    def _stamp(self, unit: Unit, parent: Unit | None, info: RequestInfo, depth_tokens: int, is_output: bool) -> None:
-        key = int.from_bytes(unit.hash[:8], "big") if self.index.needs_content_key else None
-        self.index.insert(unit, parent, info, self.block_tokens, depth_tokens, is_output, key)
+    def _stamp(self, run: Run, info: RequestInfo, depth_tokens: int, is_output: bool) -> None:
+        index = self.index
+        if index.needs_metadata:
+            key = content_key(run.hashes[0]) if index.needs_content_key else None
+            if index.ghosts is not None and len(index.ghosts):
+                index.ghosts.following = [content_key(block_hash) for block_hash in run.hashes[1:]]
+            index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks))
 
-    def _remove(self, unit: Unit) -> Unit | None:
-        """Forget the unit; its parent, if that is evictable now."""
-        del self.units[unit.hash]
-        self.free_units -= unit.is_free
-        unit.is_free = False
-        self.index.remove(unit)
-        parent = unit.parent
+    def _trim(self, run: Run, units: int) -> None:
+        """Forget the last `units`, not all of them."""
+        going = run.trim(units)
+        self.runs.forget(going)
+        self.index.trim(run, units, content_key(going[0]) if self.index.needs_content_key else None)
+
+    def _remove(self, run: Run) -> Run | None:
+        """Forget the run; its parent, if that is evictable now."""
+        self.runs.forget(run.hashes)
+        run.is_free = False
+        self.index.remove(run)
+        parent = run.parent
         if parent is None:
             return None
         parent.children -= 1
         return parent if parent.is_free and not parent.children else None
+
+
+def _by_content(blocks: Iterable[Any]) -> dict[bytes, list[Any]]:
+    """The resident blocks of each content."""
+    resident: dict[bytes, list[Any]] = {}
+    for block in blocks:
+        if block.block_hash is not None and not block.is_null:
+            resident.setdefault(block.block_hash, []).append(block)
+    return resident

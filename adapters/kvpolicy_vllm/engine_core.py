@@ -178,7 +178,7 @@ def _occupancy(core: Any, active: ActivePolicy) -> dict[str, int | None] | None:
             return status.occupancy(active.pool_tokens, free, None)
         if guard.is_stale:
             return None
-        evictable = (guard.units.free_units + len(guard.units.surplus)) * block_tokens
+        evictable = guard.units.free_units() * block_tokens
         return status.occupancy(active.pool_tokens, free - evictable, evictable)
     except Exception:
         return None

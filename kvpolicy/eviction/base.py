@@ -4,6 +4,10 @@ Nothing here imports an engine. A *handle* is the engine's own object for one un
 tree node; vLLM: a block; replay: a page). The index never copies handles and never frees anything: it only proposes
 victims, and the engine re-validates each one.
 
+A handle may also stand for a *run*: several units of one size, each the prefix of the next, born and touched together.
+The last one is what goes next; key, depth and creation order are its own, and a unit that goes shortens the run (see
+``EvictionIndex.trim``). The units of a run are told apart wherever they differ, by dividing it.
+
 A handle carries, as plain attributes:
 
 ``kvp``
@@ -11,7 +15,7 @@ A handle carries, as plain attributes:
 ``last_access_time``, ``creation_time``, ``hit_count``, ``priority``
     The engine's own bookkeeping, under SGLang's names. The built-in orders (lru, lfu, fifo, filo, mru, slru, priority,
     tlru) read these, so that they give the engine's victims exactly; engines without such fields keep them on their
-    handle under the same names.
+    handle under the same names. Within a run ``last_access_time`` falls by 1 from a unit to the one before it.
 """
 
 from __future__ import annotations
@@ -84,6 +88,7 @@ class UnitMeta:
     #: Names the tokens from the root through the unit's first page, if the adapter knows such a number: equal when the
     #: same prompt, or a longer one that begins with it, comes back after an eviction.
     content_key: int | None = None
+    units: int = 1  # of a run: that many of ``size_tokens`` each
     # -- protection, kept by the rules --
     rule: int = -1  # index of the retain rule that protects the unit now, -1: unprotected
     expiry_ms: int | None = None  # policy time at which the protection ends; None: never
@@ -91,6 +96,11 @@ class UnitMeta:
     # -- for reports and adapters; no decision reads them --
     birth_s: float = 0.0  # of the machine's clock, at insertion
     path_state: Any = field(default=None, repr=False)  # an adapter's own: the hash of the tokens up to the unit's end
+
+    @property
+    def tokens(self) -> int:
+        """Of all units of the run."""
+        return self.size_tokens * self.units
 
 
 class Handle(Protocol):
@@ -136,6 +146,10 @@ class Order(Protocol, Generic[H]):
     def precedes(self, handle: H, victim: H) -> bool:
         """Whether ``handle``, no member, would be the next victim for sure if it were added now, ``victim`` being the
         last one popped and nothing having been added or touched since. ``False`` where there is no telling cheaply."""
+
+    def sweep(self, handle: H, most: int) -> int:
+        """Of the run popped last: how many of its last units, at least 1 and at most ``most``, are the next victims one
+        after the other if nothing is added or touched between. Keys that rise towards a run's start are not asked."""
 
     def __len__(self) -> int: ...
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvpolicy.eviction.base import Handle, PolicyClock
@@ -38,19 +38,19 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0  # sum of all values
 
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
 
 class Ghost:
-    """One evicted unit, as it was then."""
+    """One evicted unit, or the units of a run that went together, as they were then."""
 
     __slots__ = ("cutoff", "evicted_at", "hits", "idle_requests", "rule", "score", "seq", "size_tokens", "time_s")
 
     def __init__(self, rule: str, size_tokens: int, hits: int, idle_requests: int, score: float | None) -> None:
         self.rule = rule  # that protected it, "": none
-        self.size_tokens = size_tokens
+        self.size_tokens = size_tokens  # of one unit
         self.hits = hits
         self.idle_requests = idle_requests  # since its last touch
         self.score = score  # by which the policy ordered it; None: its order has no number
@@ -97,6 +97,8 @@ class Ghosts:
         self.away_requests = Histogram(REQUESTS)
         self.misses: deque[Miss] = deque(maxlen=MISSES)
         self.found_tokens = 0  # of the unit inserted last, from its beginning on: evicted before
+        #: Names of the units of the run inserted next, but the first: set by an adapter whose handles are runs.
+        self.following: Sequence[int] = ()
         self._clock, self._score_of, self.now_s = clock, score_of, now_s
         self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
         self._walk: list[Ghost] = []
@@ -116,7 +118,12 @@ class Ghosts:
             meta.birth_s = self.now_s()
             self.found_tokens = 0
             if meta.content_key is not None and self._ghosts:
-                self.found_tokens = self.asked(meta, meta.content_key)
+                self.found_tokens = found = self.asked(meta, meta.content_key)
+                for key in self.following if found else ():
+                    if not (found := self.asked(meta, key, self.found_tokens)):
+                        break
+                    self.found_tokens += found
+            self.following = ()
         except Exception as fault:
             self.stop(fault)
 
@@ -126,7 +133,7 @@ class Ghosts:
         ghost = self._ghosts.pop(content_key, None)
         if ghost is None:
             return 0
-        tokens: int = min(ghost.size_tokens, meta.size_tokens - start_tokens)
+        tokens: int = min(ghost.size_tokens, meta.tokens - start_tokens)
         rule = ghost.rule
         self.reused[rule] = self.reused.get(rule, 0) + 1
         self.reused_tokens[rule] = self.reused_tokens.get(rule, 0) + tokens
@@ -136,7 +143,7 @@ class Ghosts:
         above = None if meta.parent is None else meta.parent.kvp
         continues = start_tokens > 0 or (above is not None and above.order == self._last_order)
         if not continues or not self.misses:
-            before = meta.depth_tokens - meta.size_tokens + start_tokens
+            before = meta.depth_tokens - meta.tokens + start_tokens
             self.misses.append(Miss(ghost, seq, now_s, before))
         miss = self.misses[-1]
         miss.tokens += tokens
@@ -145,14 +152,14 @@ class Ghosts:
         self._last_order = meta.order
         return tokens
 
-    def evicted(self, handle: Handle, rule: str, size_tokens: int) -> None:
-        """A unit is evicted, in the walk that :meth:`end` ends."""
+    def evicted(self, handle: Handle, rule: str, size_tokens: int, units: int = 1) -> None:
+        """A unit is evicted in the walk that :meth:`end` ends, or so many of a run, which :meth:`name` then names."""
         if self.fault:
             return
         try:
             meta = handle.kvp
             ghost = Ghost(
-                rule, size_tokens, meta.hits, self._clock.request_seq - meta.touch_seq, self._score_of(handle)
+                rule, size_tokens // units, meta.hits, self._clock.request_seq - meta.touch_seq, self._score_of(handle)
             )
             walk = self._walk
             ghost.time_s = now_s = walk[0].time_s if walk else self.now_s()
@@ -160,14 +167,23 @@ class Ghosts:
             ghost.evicted_at = self._evicted_tokens
             walk.append(ghost)
             self._evicted_tokens += size_tokens
-            self.age_s.add(now_s - meta.birth_s)
-            self.hits.add(meta.hits)
-            if meta.content_key is not None:
-                self._ghosts[meta.content_key] = ghost
-                if len(self._ghosts) > self.capacity:
-                    self._ghosts.popitem(last=False)
+            self.age_s.add(now_s - meta.birth_s, units)
+            self.hits.add(meta.hits, units)
+            if meta.content_key is not None and units == meta.units == 1:
+                self._keep(meta.content_key, ghost)
         except Exception as fault:
             self.stop(fault)
+
+    def name(self, content_keys: Iterable[int]) -> None:
+        """The contents of the units that :meth:`evicted` was told of last."""
+        if self._walk:
+            for key in content_keys:
+                self._keep(key, self._walk[-1])
+
+    def _keep(self, key: int, ghost: Ghost) -> None:
+        self._ghosts[key] = ghost
+        if len(self._ghosts) > self.capacity:
+            self._ghosts.popitem(last=False)
 
     def end(self) -> None:
         """The walk is over."""

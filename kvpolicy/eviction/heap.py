@@ -100,7 +100,7 @@ class LazyHeap(Generic[H]):
         return None
 
     def peek(self) -> tuple[Any, H] | None:
-        generation = self._first()
+        generation = self._first() if self._numbers else None
         if generation is None:
             return None
         entry = generation.heap[0]
@@ -117,6 +117,9 @@ class LazyHeap(Generic[H]):
 
     def precedes(self, handle: H, victim: H) -> bool:
         return bool(self._key(handle) <= self._key(victim))
+
+    def sweep(self, handle: H, most: int) -> int:
+        return most
 
     def clear(self) -> None:
         self._numbers.clear()

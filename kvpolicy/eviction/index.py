@@ -7,6 +7,7 @@ tenants, scores and kvpolicy's own algorithms need.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,11 @@ class EvictionIndex:
         return self._algorithm.change
 
     @property
+    def takes_runs(self) -> bool:
+        """Whether one handle may stand for a run of units; each unit has its own otherwise."""
+        return not self._algorithm.tells_units_apart
+
+    @property
     def needs_content_key(self) -> bool:
         """Whether ``insert`` wants a number for the unit's content from the root on, equal on every rank."""
         return self._algorithm.needs_content_key or self.ghosts is not None
@@ -117,8 +123,10 @@ class EvictionIndex:
         depth_tokens: int,
         is_output: bool = False,
         content_key: int | None = None,
+        units: int = 1,
     ) -> None:
-        """A new unit became resident."""
+        """A new unit became resident, or a run of so many: ``size_tokens`` is one unit's, ``depth_tokens`` the last
+        one's, and ``content_key`` names the first."""
 
     def touch(self, handle: Handle, request: RequestInfo) -> None:
         """One later request's match reached the unit's end (once a request)."""
@@ -126,6 +134,17 @@ class EvictionIndex:
 
     def split(self, upper: Handle, lower: Handle, upper_tokens: int) -> None:
         """``lower`` gave its first ``upper_tokens`` tokens to the new unit ``upper``, now its parent."""
+
+    def divide(self, upper: Handle, lower: Handle, units: int, content_key: int | None = None) -> None:
+        """The run ``lower`` kept its last ``units`` units; those before are the new run ``upper``, now its parent.
+        ``content_key`` names the first that ``lower`` kept. Engine fields are set on both."""
+        meta = lower.kvp  # of an index before this one, perhaps
+        if meta is not None:
+            upper.kvp = above = copy(meta)
+            above.units -= units
+            above.order -= units
+            above.depth_tokens -= units * meta.size_tokens
+            meta.units, meta.content_key, meta.parent = units, content_key, upper
 
     def remove(self, handle: Handle) -> None:
         """The unit is resident no more."""
@@ -170,8 +189,35 @@ class EvictionIndex:
         self.add(handle)
         return False
 
-    def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0) -> None:
-        """The engine frees the unit that :meth:`pop` returned: count it. Call it before ``discard`` and ``remove``.
+    def sweep(self, handle: Handle, most: int) -> int:
+        """How many last units of the run that :meth:`pop` returned go next, one after the other: 1 to ``most``."""
+        if most == 1 or self._algorithm.rises_in_runs:
+            return 1
+        try:
+            return self._order.sweep(handle, most)
+        except Exception as fault:
+            self._fault(fault)
+            return 1
+
+    def trim(self, handle: Handle, units: int, content_key: int | None = None) -> None:
+        """The engine freed that many last units of the run that :meth:`pop` returned, not all of them. What is left is
+        held as if popped; :meth:`reoffer` offers it in this walk. ``content_key`` names the first that went."""
+        meta = handle.kvp
+        if meta is not None:
+            meta.units -= units
+            meta.order -= units
+            meta.depth_tokens -= units * meta.size_tokens
+
+    def reoffer(self, handle: Handle) -> None:
+        """Offer what :meth:`trim` left."""
+        if self._held.pop(handle, self) is None:
+            self.add(handle)
+
+    def evicted(
+        self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
+    ) -> None:
+        """The engine frees the unit that :meth:`pop` returned, or so many of the run: count it. ``size_tokens`` are
+        those of all. Call it before ``discard``, ``trim`` and ``remove``.
 
         All numbers must be equal on every rank. ``identity`` is any number that tells this unit from others of the same
         size and depth; with metadata its creation order is used besides.
@@ -183,10 +229,10 @@ class EvictionIndex:
             if meta.rule >= 0:
                 rule = self.rule_of(handle)
         counters = self.counters
-        counters.evictions[rule] = counters.evictions.get(rule, 0) + 1
+        counters.evictions[rule] = counters.evictions.get(rule, 0) + units
         counters.evicted_tokens[rule] = counters.evicted_tokens.get(rule, 0) + size_tokens
         self._victims[handle] = None
-        self.victims += 1
+        self.victims += units
         # CPython's hash of a tuple of integers: no hash seed changes it.
         self.victim_digest = hash((self.victim_digest, size_tokens, depth_tokens, identity, order)) & _MASK64
 

@@ -3,7 +3,7 @@ algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
@@ -45,7 +45,14 @@ class MetadataIndex(EvictionIndex):
         super().__init__(algorithm, pool_tokens)
         if explains:
             self.ghosts = Ghosts(self.clock, algorithm.score_of)
-        self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved) if rules else None
+        self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved, self._divide_run) if rules else None
+        # Units whose keys differ would have to be shed one by one.
+        self._takes_runs = not algorithm.tells_units_apart and not (
+            algorithm.rises_in_runs and any(rule.budget_share is not None for rule in rules)
+        )
+        #: Set by an engine whose handles are runs: leave a run its last ``units`` units, make a handle of those before,
+        #: report it to ``divide``, and return it.
+        self.divider: Callable[[Handle, int], Handle] | None = None
         self._max_priority = max_priority
         self._units = 0  # ever created
 
@@ -54,6 +61,10 @@ class MetadataIndex(EvictionIndex):
             return self._algorithm.make_order()
         self._partitions = PartitionedOrder(self._algorithm.make_order, max(self._level_of) + 1, self._place)
         return self._partitions
+
+    @property
+    def takes_runs(self) -> bool:
+        return self._takes_runs
 
     # -- resident units --
 
@@ -66,13 +77,15 @@ class MetadataIndex(EvictionIndex):
         depth_tokens: int,
         is_output: bool = False,
         content_key: int | None = None,
+        units: int = 1,
     ) -> None:
+        self._units += units
         handle.kvp = meta = self._new_meta(request, size_tokens, depth_tokens)
-        meta.parent, meta.is_output, meta.content_key = parent, is_output, content_key
+        meta.parent, meta.is_output, meta.content_key, meta.units = parent, is_output, content_key, units
         if self.ghosts is not None:
             self.ghosts.inserted(meta)
         if self._tenants is not None:
-            self._tenants.resident(self._tenants.get(meta.cache_salt), 1, size_tokens)
+            self._tenants.resident(self._tenants.get(meta.cache_salt), 1, size_tokens * units)
         try:
             self._algorithm.inserted(handle)
             if self._rules is not None:
@@ -99,7 +112,7 @@ class MetadataIndex(EvictionIndex):
         if request.session_id is not None:
             meta.session_id = request.session_id
         if self._tenants is not None:
-            self._tenants.hit(self._tenants.get(meta.cache_salt), meta.size_tokens)
+            self._tenants.hit(self._tenants.get(meta.cache_salt), meta.tokens)
         try:
             self._algorithm.touched(handle)
             if self._rules is not None:
@@ -131,6 +144,20 @@ class MetadataIndex(EvictionIndex):
         except Exception as fault:
             self._fault(fault)
 
+    def divide(self, upper: Handle, lower: Handle, units: int, content_key: int | None = None) -> None:
+        super().divide(upper, lower, units, content_key)
+        meta: UnitMeta | None = lower.kvp
+        if meta is None:
+            return
+        if self._tenants is not None:
+            self._tenants.resident(self._tenants.get(meta.cache_salt), 1, 0)
+        try:
+            self._algorithm.divided(upper, lower)
+            if self._rules is not None:
+                self._rules.split(upper, lower)
+        except Exception as fault:
+            self._fault(fault)
+
     def remove(self, handle: Handle) -> None:
         meta = handle.kvp
         self.discard(handle)
@@ -143,7 +170,7 @@ class MetadataIndex(EvictionIndex):
         except Exception as fault:
             self._fault(fault)
         if self._tenants is not None:
-            self._tenants.resident(self._tenants.get(meta.cache_salt), -1, -meta.size_tokens)
+            self._tenants.resident(self._tenants.get(meta.cache_salt), -1, -meta.tokens)
         meta.parent = None
 
     def admit(self, request: RequestInfo, depth_tokens: int, size_tokens: int) -> bool:
@@ -167,15 +194,37 @@ class MetadataIndex(EvictionIndex):
             except Exception as fault:
                 self._fault(fault)
 
-    def evicted(self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0) -> None:
-        super().evicted(handle, size_tokens, depth_tokens, identity)
+    def evicted(
+        self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
+    ) -> None:
+        super().evicted(handle, size_tokens, depth_tokens, identity, units)
         if self.ghosts is not None and handle.kvp is not None:
-            self.ghosts.evicted(handle, self.rule_of(handle), size_tokens)
+            self.ghosts.evicted(handle, self.rule_of(handle), size_tokens, units)
 
     def end(self) -> None:
         super().end()
         if self.ghosts is not None:
             self.ghosts.end()
+
+    def sweep(self, handle: Handle, most: int) -> int:
+        if most > 1 and self._tenants is not None:
+            meta = handle.kvp
+            most = min(most, self._tenants.units_in_class(self._tenants.get(meta.cache_salt), meta.size_tokens, most))
+        return super().sweep(handle, most)
+
+    def trim(self, handle: Handle, units: int, content_key: int | None = None) -> None:
+        super().trim(handle, units, content_key)
+        meta = handle.kvp
+        if meta is None:
+            return
+        try:
+            if self._rules is not None:
+                self._rules.trimmed(handle, units)
+            self._algorithm.trimmed(handle, units, content_key)
+        except Exception as fault:
+            self._fault(fault)
+        if self._tenants is not None:
+            self._tenants.resident(self._tenants.get(meta.cache_salt), 0, -units * meta.size_tokens)
 
     def is_protected(self, handle: Handle) -> bool:
         if handle.kvp is None:
@@ -231,11 +280,15 @@ class MetadataIndex(EvictionIndex):
         priority = request.priority
         if priority is not None:
             priority = self._clamped(priority)
-        self._units += 1
         meta = UnitMeta(size_tokens, depth_tokens, seq, now_ms, seq, now_ms, self._units)  # by position: it is faster
         meta.cache_salt, meta.session_id, meta.lora = request.cache_salt, request.session_id, request.lora
         meta.priority = meta.request_priority = priority
         return meta
+
+    def _divide_run(self, handle: Handle, units: int) -> Handle:
+        if self.divider is None:
+            raise TypeError("this engine cannot divide a run")
+        return self.divider(handle, units)
 
     def _clamped(self, priority: int) -> int:
         return priority if self._max_priority is None else min(priority, self._max_priority)

@@ -11,6 +11,7 @@ than the whole budget is not protected, so that one giant prompt does not cost a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ class CompiledRule:
     level: int = 0
     ttl_ms: int | None = None
     budget_share: float | None = None
+    depth_steps: tuple[int, ...] | None = None  # depths from which on ``match`` may say otherwise; ``None``: any
     refuses: Callable[[RequestInfo, int, int], bool] | None = None  # admit: never; (request, depth_tokens, size_tokens)
     priority: int | None = None
 
@@ -59,7 +61,7 @@ class Budget:
             refs[node] = count + 1
             if count:
                 return
-            self.used_tokens += node.kvp.size_tokens
+            self.used_tokens += node.kvp.tokens
             node = node.kvp.parent
 
     def leave(self, handle: Handle) -> None:
@@ -74,7 +76,7 @@ class Budget:
             if count:
                 return
             del refs[node]
-            self.used_tokens -= node.kvp.size_tokens
+            self.used_tokens -= node.kvp.tokens
             node = node.kvp.parent
 
     def split(self, upper: Handle, lower: Handle, is_member: bool) -> None:
@@ -83,6 +85,13 @@ class Budget:
             self.refs[upper] = 1 + is_member
         if is_member:
             self.members.add(upper)
+
+    def trimmed(self, handle: Handle, tokens: int, is_member: bool) -> None:
+        """A run of :attr:`refs` lost that many of its tokens, and has another key now."""
+        self.used_tokens -= tokens
+        if is_member:
+            self.members.discard(handle)
+            self.members.add(handle)
 
     def forget(self, handle: Handle) -> None:
         """A unit of :attr:`refs` is resident no more. Its children went before it: its own membership is left."""
@@ -98,17 +107,24 @@ class Budget:
                 path[node] = None
                 node = node.kvp.parent
         assert path.keys() == self.refs.keys(), "a rule counts units off its members' paths"
-        assert self.used_tokens == sum(node.kvp.size_tokens for node in path), "a rule's token count is off"
+        assert self.used_tokens == sum(node.kvp.tokens for node in path), "a rule's token count is off"
         assert self.used_tokens <= self.limit_tokens, "a rule holds more than its budget"
 
 
 class RuleBook:
-    """All rules over the resident units of one pool. ``moved`` is told of every unit whose level changed."""
+    """All rules over the resident units of one pool. ``moved`` is told of every unit whose level changed. ``divide``
+    leaves a run that many last units and gives those before to a new handle, which it returns."""
 
     def __init__(
-        self, rules: tuple[CompiledRule, ...], algorithm: Algorithm, pool_tokens: int, moved: Callable[[Handle], None]
+        self,
+        rules: tuple[CompiledRule, ...],
+        algorithm: Algorithm,
+        pool_tokens: int,
+        moved: Callable[[Handle], None],
+        divide: Callable[[Handle, int], Handle],
     ) -> None:
         self.rules = rules
+        self._divide = divide
         self._matches = [rule.match for rule in rules]
         self.has_admission = any(rule.refuses is not None for rule in rules)
         self._clock = algorithm.clock
@@ -128,6 +144,11 @@ class RuleBook:
             else Budget(int(rule.budget_share * pool_tokens), self._algorithm.make_member_order())
             for rule in self.rules
         ]
+        steps = {budget.limit_tokens + 1 for budget in self._budgets if budget is not None}  # too deep from there on
+        for rule in self.rules:
+            steps.update(rule.depth_steps or ())
+        self._steps = sorted(steps)
+        self._is_stepless = any(rule.depth_steps is None for rule in self.rules)
 
     def protected_tokens(self) -> dict[str, tuple[int, int | None]]:
         """By the name of each rule that retains: tokens of the units that it protects, and tokens counted against its
@@ -149,20 +170,61 @@ class RuleBook:
         return False
 
     def run(self, handle: Handle) -> None:
-        """The unit was inserted or touched: end what is over, then let the first matching rule act."""
-        meta, clock = handle.kvp, self._clock
-        if clock.now_ms != self._expired_ms:
+        """The unit was inserted or touched: end what is over, then let the first matching rule act. A run is divided
+        where rules tell its units apart."""
+        meta = handle.kvp
+        if self._clock.now_ms != self._expired_ms:
             self.expire()
-        meta.priority, meta.rule_priority = meta.request_priority, None
+        while True:
+            outcome, units = self._outcome_of_last(meta)
+            if units == meta.units:
+                break
+            upper = self._divide(handle, units)
+            self._apply(handle, meta, outcome)
+            handle, meta = upper, upper.kvp
+        self._apply(handle, meta, outcome)
+
+    def _outcome(self, meta: UnitMeta) -> int:
+        """The index of the rule that wins, -1 for none."""
+        clock = self._clock
         for index, match in enumerate(self._matches):
             if match(meta, clock):
-                rule = self.rules[index]
-                if rule.priority is not None:
-                    meta.priority = meta.rule_priority = rule.priority
-                if rule.is_retain:
-                    self._protect(handle, meta, index, rule)
-                    return
-                break
+                return index
+        return -1
+
+    def _outcome_of_last(self, meta: UnitMeta) -> tuple[int, int]:
+        """What the rules say of a run's last unit, and of how many before it too, itself included."""
+        outcome, end_tokens = self._outcome(meta), meta.depth_tokens
+        units = self._count_alike(meta, 0)
+        budget = self._budgets[outcome]
+        limit_tokens = end_tokens if outcome < 0 or budget is None else budget.limit_tokens
+        try:
+            while units < meta.units:
+                depth_tokens = meta.depth_tokens = end_tokens - units * meta.size_tokens
+                if depth_tokens <= limit_tokens < end_tokens or self._outcome(meta) != outcome:
+                    break
+                units = self._count_alike(meta, units)
+        finally:
+            meta.depth_tokens = end_tokens
+        return outcome, units
+
+    def _count_alike(self, meta: UnitMeta, units: int) -> int:
+        """So many units, the one that ends at ``depth_tokens`` now, and those before it down to the next step."""
+        if self._is_stepless or units + 1 == meta.units:
+            return units + 1
+        at = bisect_right(self._steps, meta.depth_tokens)
+        step_tokens = self._steps[at - 1] if at else 0
+        return min(meta.units, units + (meta.depth_tokens - step_tokens) // meta.size_tokens + 1)
+
+    def _apply(self, handle: Handle, meta: UnitMeta, outcome: int) -> None:
+        meta.priority, meta.rule_priority = meta.request_priority, None
+        if outcome >= 0:
+            rule = self.rules[outcome]
+            if rule.priority is not None:
+                meta.priority = meta.rule_priority = rule.priority
+            if rule.is_retain:
+                self._protect(handle, meta, outcome, rule)
+                return
         if meta.rule >= 0:
             if meta.expiry_ms is None:
                 self.unprotect(handle)
@@ -185,7 +247,7 @@ class RuleBook:
             budget.leave(handle)
         if meta.expiry_ms is not None:
             self._expiry.discard(handle)
-        self.held_tokens[meta.rule] -= meta.size_tokens
+        self.held_tokens[meta.rule] -= meta.tokens
         meta.rule, meta.expiry_ms = -1, None
         self._moved(handle)
 
@@ -200,6 +262,15 @@ class RuleBook:
         if rule >= 0:
             self._touch_member(lower, lower.kvp)
 
+    def trimmed(self, handle: Handle, units: int) -> None:
+        """The run lost that many last units."""
+        meta = handle.kvp
+        if meta.rule >= 0:
+            self.held_tokens[meta.rule] -= units * meta.size_tokens
+        for index, budget in enumerate(self._budgets):
+            if budget is not None and handle in budget.refs:
+                budget.trimmed(handle, units * meta.size_tokens, is_member=index == meta.rule)
+
     def removed(self, handle: Handle) -> None:
         """The unit is resident no more. ``kvp.rule`` stays readable: it says which rule had protected the victim."""
         for budget in self._budgets:
@@ -208,7 +279,7 @@ class RuleBook:
         if handle.kvp.expiry_ms is not None:
             self._expiry.discard(handle)
         if handle.kvp.rule >= 0:
-            self.held_tokens[handle.kvp.rule] -= handle.kvp.size_tokens
+            self.held_tokens[handle.kvp.rule] -= handle.kvp.tokens
 
     def check(self) -> None:
         for budget in self._budgets:
@@ -226,16 +297,23 @@ class RuleBook:
             if meta.rule >= 0:
                 self.unprotect(handle)
             meta.rule = index
-            self.held_tokens[index] += meta.size_tokens
+            self.held_tokens[index] += meta.tokens
             if budget is not None:
                 budget.join(handle)
             self._moved(handle)
         else:
             self._touch_member(handle, meta)
         self._set_expiry(handle, meta, rule.ttl_ms)
-        if budget is not None:
-            while budget.used_tokens > budget.limit_tokens:
-                self.unprotect(budget.members.peek()[1])
+        if budget is None:
+            return
+        while (excess_tokens := budget.used_tokens - budget.limit_tokens) > 0:
+            weakest = budget.members.peek()[1]
+            self.unprotect(weakest)
+            if weakest is handle and meta.hits and excess_tokens <= meta.tokens - meta.size_tokens:
+                # Touched from the end on: the last of its units do not fit, those before them do.
+                upper = self._divide(handle, -(-excess_tokens // meta.size_tokens))
+                self._protect(upper, upper.kvp, index, rule)
+                return
 
     def _set_expiry(self, handle: Handle, meta: UnitMeta, ttl_ms: int | None) -> None:
         if ttl_ms is not None:  # the same rule's ttl, and a clock that never goes back: it only moves later

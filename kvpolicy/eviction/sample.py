@@ -106,6 +106,9 @@ class SampledOrder(Generic[H]):
         """The victim was the best of the candidates, so whatever is better than it is too."""
         return bool(self._key(handle) <= self._key(victim))
 
+    def sweep(self, handle: H, most: int) -> int:
+        return most
+
     def clear(self) -> None:
         self._members.clear()
         self._position.clear()
@@ -156,13 +159,11 @@ class SampledOrder(Generic[H]):
 
     def _keep_best(self) -> None:
         """The clock moved: only the best candidates stay, under their present keys."""
-        best: list[H] = []
-        while len(best) < KEPT and (entry := self._first()) is not None:
-            best.append(entry[2])
-            heappop(self._ranked)
-        self._candidates.clear()
+        candidates = self._candidates
+        best = sorted(entry for entry in self._ranked if candidates.get(entry[2]) is entry)[:KEPT]
+        candidates.clear()
         self._ranked.clear()
-        self._rank(best)
+        self._rank([entry[2] for entry in best])
 
     def _draw(self) -> None:
         members, candidates = self._members, self._candidates

@@ -115,6 +115,16 @@ class TenantTable:
         if tenant.units == 0:
             self._forget_if_idle(tenant)
 
+    def units_in_class(self, tenant: Tenant, size_tokens: int, most: int) -> int:
+        """How many of its units, of that size, the tenant loses before its class changes: the last one changes it."""
+        if tenant.klass == OVER_CAP:
+            limit_tokens = tenant.cap_tokens
+        else:
+            limit_tokens = tenant.floor_tokens if tenant.klass == ABOVE_FLOOR and tenant.holds_floor else None
+        if limit_tokens is None:
+            return most
+        return -((limit_tokens - tenant.resident_tokens) // size_tokens)
+
     def hit(self, tenant: Tenant, tokens: int) -> None:
         """A request found that many of the tenant's tokens."""
         tenant.hit_tokens += tokens

@@ -105,7 +105,7 @@ class Engine(RuleBasedStateMachine):
     @rule(most=st.integers(0, 5))
     def propose_without_evicting(self, most: int) -> None:
         """Popped units that the engine does not free are offered again in the next walk."""
-        index = self.tree.index.real  # type: ignore[attr-defined]
+        index = self.tree.index
         index.begin()
         for _ in range(most):
             if index.pop() is None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tree import Node, Tree
+from tree import ANYBODY, Node, Tree
 
 from kvpolicy.eviction import EvictionIndex
 from kvpolicy.eviction.ghosts import Ghosts, Histogram
@@ -89,6 +89,33 @@ def test_a_unit_may_hold_what_several_held_before() -> None:
     assert ghosts.asked(whole.kvp, 4, 32) == 0
     (miss,) = ghosts.misses
     assert (miss.tokens, miss.units, miss.start_tokens, miss.wanted_tokens) == (32, 2, 0, 32)
+
+
+def test_units_of_a_run_are_remembered_one_by_one() -> None:
+    """An engine's handle may stand for several units, which may come back in other runs."""
+    tree, ghosts, clock = explaining(policy="gdsf")
+    index = tree.index
+    run, other = Node("run", None, 16), Node("other", None, 16)
+    index.clock.arrive()
+    index.insert(run, None, ANYBODY, 16, 64, content_key=1, units=4)
+    index.add(run)
+    index.begin()
+    assert index.pop() is run
+    index.evicted(run, 48, 64, units=3)
+    ghosts.name([2, 3, 4])
+    index.trim(run, 3, 2)
+    index.end()
+    assert (len(ghosts), ghosts.age_s.counts[0]) == (3, 3)
+    clock.now_s += 2
+    index.clock.arrive()
+    ghosts.following = [3, 9]
+    index.insert(other, run, ANYBODY, 16, 64, content_key=2, units=3)
+    (miss,) = ghosts.misses
+    assert (miss.tokens, miss.units, miss.start_tokens, miss.wanted_tokens) == (32, 2, 16, 48)
+    last = Node("last", None, 16)
+    index.insert(last, other, ANYBODY, 16, 80, content_key=4)
+    assert (miss.tokens, miss.units, len(ghosts), ghosts.fault) == (48, 3, 0, "")
+    assert ghosts.reused_tokens == {"": 48}
 
 
 def test_the_memory_is_bounded_and_the_oldest_go_first() -> None:

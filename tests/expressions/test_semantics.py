@@ -198,3 +198,24 @@ def test_one_code_object_without_calls_where_none_are_needed() -> None:
     score = compile_score("hits / (1 + idle_requests)")
     names = set(score.evaluate.__code__.co_names)
     assert names == {"hits", "request_seq", "touch_seq", "slow", "ArithmeticError", "TypeError", "ValueError"}
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("hits >= 1", ()),
+        ("depth_tokens <= 64 and hits >= 2", (64, 65)),
+        ("32 < depth_tokens <= 96 or hits == 0", (32, 33, 96, 97)),
+        ("depth_tokens == 48 or not depth_tokens < 100.5", (48, 49, 101)),
+        ("depth_tokens > 2 * hits", None),
+        ("depth_tokens % 32 == 0", None),
+        ("min(depth_tokens, 64) > 32", None),
+    ],
+)
+def test_where_depth_matters_to_a_match(text: str, steps: tuple[int, ...] | None) -> None:
+    match = compile_match(text)
+    assert match.depth_steps == steps
+    for hits in (0, 1, 3):
+        outcomes = [match.evaluate(unit(depth_tokens=depth, hits=hits), CLOCK) for depth in range(200)]
+        changes = {depth for depth in range(1, 200) if outcomes[depth] is not outcomes[depth - 1]}
+        assert steps is None or changes <= set(steps)

@@ -180,6 +180,9 @@ class EitherOrder:
     def precedes(self, handle: Handle, victim: Handle) -> bool:
         return self._in_charge.precedes(handle, victim)
 
+    def sweep(self, handle: Handle, most: int) -> int:
+        return 1  # its units have a handle each
+
     def clear(self) -> None:
         self._by_use.clear()
         self._by_rate.clear()

@@ -47,6 +47,9 @@ class GDSF(KeyedAlgorithm):
         if meta.state is None or value > meta.state:  # a half of a split may be smaller: its key never falls
             meta.state = value
 
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
+        self.removed(handle, True)
+
     def removed(self, handle: Handle, evicted: bool) -> None:
         if evicted and handle.kvp.state > self.inflation:
             self.inflation = handle.kvp.state

@@ -69,23 +69,29 @@ class HitDensity(Algorithm):
     def touched(self, handle: Handle) -> None:
         meta = handle.kvp
         age = _age(self.clock.request_seq - meta.state)
-        self.hits[_class(meta.hits - 1)][age] += 1
         meta.state = self.clock.request_seq
-        self._count()
+        self._count(self.hits[_class(meta.hits - 1)], age, meta.units)
+
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
+        meta: UnitMeta = handle.kvp
+        self._count(self.evictions[_class(meta.hits)], _age(self.clock.request_seq - meta.state), units)
 
     def removed(self, handle: Handle, evicted: bool) -> None:
         if evicted:
-            meta: UnitMeta = handle.kvp
-            self.evictions[_class(meta.hits)][_age(self.clock.request_seq - meta.state)] += 1
-            self._count()
+            self.trimmed(handle, handle.kvp.units, None)
 
-    def _count(self) -> None:
-        self._events += 1
-        if self._events % PERIOD == 0:
-            self._compute()
-            for table in (self.hits, self.evictions):
-                for row in table:
-                    row[:] = [(count + 1) // 2 for count in row]
+    def _count(self, row: list[int], age: int, units: int) -> None:
+        """One event for each unit, as if they came one by one."""
+        while units:
+            events = min(units, PERIOD - self._events % PERIOD)
+            row[age] += events
+            units -= events
+            self._events += events
+            if self._events % PERIOD == 0:
+                self._compute()
+                for table in (self.hits, self.evictions):
+                    for counts in table:
+                        counts[:] = [(count + 1) // 2 for count in counts]
 
     def _compute(self) -> None:
         """``density[c][a]``: from the oldest age down, hits still to come over time still to be held."""

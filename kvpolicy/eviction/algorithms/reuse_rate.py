@@ -77,6 +77,7 @@ class ReuseRate(Algorithm):
 
     needs_metadata = True
     needs_content_key = True
+    tells_units_apart = True  # by their contents
     change = KeyChange.DYNAMIC
 
     def __init__(self, clock: PolicyClock) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm, recency
-from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
+from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, UnitMeta
 from kvpolicy.eviction.heap import LazyHeap
 
 __all__ = ["S3FIFO"]
@@ -28,14 +28,16 @@ _PROMOTE_USES = 2  # "more than one"
 
 
 class _State:
-    """One unit's queue, its place there, and how many of its hits are used up."""
+    """One unit's queue, its place there, and how many of its hits are used up. Of a run the last unit is examined, and
+    moves, alone: ``others`` is then the state of those before it, else None."""
 
-    __slots__ = ("main", "place", "spent_hits")
+    __slots__ = ("main", "others", "place", "spent_hits")
 
-    def __init__(self, main: bool, place: int, spent_hits: int = 0) -> None:
+    def __init__(self, main: bool, place: int, spent_hits: int = 0, others: _State | None = None) -> None:
         self.main = main
         self.place = place
         self.spent_hits = spent_hits
+        self.others = others
 
 
 class S3FIFO(Algorithm):
@@ -56,7 +58,8 @@ class S3FIFO(Algorithm):
         self.resident_tokens = 0
         self._resident = self._ghost_limit = 0
         self._places = 0
-        self._ghosts: dict[int, None] = {}  # insertion order = age
+        self._ghosts: dict[int, int] = {}  # units that went at once, by the first one's key; in order of age
+        self._ghost_units = 0
 
     def make_order(self) -> Order[Handle]:
         return S3Queues(self)
@@ -72,36 +75,60 @@ class S3FIFO(Algorithm):
         meta = handle.kvp
         known = meta.content_key is not None and meta.content_key in self._ghosts
         if known:
-            del self._ghosts[meta.content_key]
+            self._ghost_units -= self._ghosts.pop(meta.content_key)
         meta.state = _State(main=known, place=self.next_place())
-        self.resident_tokens += meta.size_tokens
-        self._resident += 1
+        self.resident_tokens += meta.tokens
+        self._resident += meta.units
         self._ghost_limit = max(self._ghost_limit, self._resident)
         if not known:
-            self.small_tokens += meta.size_tokens
+            self.small_tokens += meta.tokens
 
     def split(self, upper: Handle, lower: Handle) -> None:
         state = lower.kvp.state
         upper.kvp.state = _State(state.main, state.place, state.spent_hits)
         self._resident += 1
 
+    def divided(self, upper: Handle, lower: Handle) -> None:
+        state = lower.kvp.state
+        upper.kvp.state = state.others or state
+
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
+        meta = handle.kvp
+        self._gone(meta, meta.state.main, units, content_key)
+        meta.state = meta.state.others or meta.state
+
     def removed(self, handle: Handle, evicted: bool) -> None:
         meta = handle.kvp
-        self._resident -= 1
-        self.resident_tokens -= meta.size_tokens
-        if meta.state.main:
+        state = meta.state
+        if state.others is not None and meta.units > 1:  # not in a walk, where the last unit goes alone
+            self._gone(meta, state.main, 1, None)
+            self._gone(meta, state.others.main, meta.units - 1, None)
+        else:
+            self._gone(meta, state.main, meta.units, meta.content_key if evicted else None)
+
+    def _gone(self, meta: UnitMeta, main: bool, units: int, ghost_key: int | None) -> None:
+        tokens = meta.size_tokens * units
+        self._resident -= units
+        self.resident_tokens -= tokens
+        if main:
             return
-        self.small_tokens -= meta.size_tokens
-        if evicted and meta.content_key is not None:
-            self._ghosts[meta.content_key] = None
-            while len(self._ghosts) > self._ghost_limit:
-                del self._ghosts[next(iter(self._ghosts))]
+        self.small_tokens -= tokens
+        ghosts = self._ghosts
+        if ghost_key is not None:
+            self._ghost_units += units - ghosts.pop(ghost_key, 0)
+            ghosts[ghost_key] = units
+            while self._ghost_units > self._ghost_limit:
+                self._ghost_units -= ghosts.pop(next(iter(ghosts)))
 
     def promote(self, handle: Handle) -> None:
         """From the small to the main queue."""
         meta = handle.kvp
         self.small_tokens -= meta.size_tokens
-        meta.state = _State(True, self.next_place(), spent_hits=meta.hits)
+        meta.state = _State(True, self.next_place(), meta.hits, self._others(meta))
+
+    @staticmethod
+    def _others(meta: UnitMeta) -> _State | None:
+        return (meta.state.others or meta.state) if meta.units > 1 else None
 
 
 def _uses(handle: Handle) -> int:
@@ -145,7 +172,7 @@ class S3Queues:
             elif queue is main and uses > 0:
                 main.discard(handle)
                 meta = handle.kvp
-                meta.state = _State(True, algorithm.next_place(), spent_hits=meta.hits - (uses - 1))
+                meta.state = _State(True, algorithm.next_place(), meta.hits - (uses - 1), algorithm._others(meta))
                 main.add(handle)
             else:
                 return recency(handle), handle
@@ -167,6 +194,22 @@ class S3Queues:
         )
         uses = _uses(handle)
         return uses == 0 and not is_small_next if state.main else uses < _PROMOTE_USES and is_small_next
+
+    def sweep(self, handle: Handle, most: int) -> int:
+        algorithm, meta = self._algorithm, handle.kvp
+        state, size_tokens = meta.state, meta.size_tokens
+        if state.others is not None:
+            return 1
+        small, resident, units = algorithm.small_tokens, algorithm.resident_tokens, 1
+        is_other_queue_empty = not (self._small if state.main else self._main)
+        while units < most:
+            resident -= size_tokens
+            if not state.main:
+                small -= size_tokens
+            if not is_other_queue_empty and (small > algorithm.small_share * resident) is state.main:
+                break
+            units += 1
+        return units
 
     def clear(self) -> None:
         self._small.clear()

@@ -22,6 +22,7 @@ class Score(Algorithm):
     def __init__(self, clock: PolicyClock, score: CompiledScore) -> None:
         super().__init__(clock)
         self._score = score
+        self.rises_in_runs = "depth_tokens" in score.fields
         self._is_dynamic = score.score_class == "dynamic"
         self.rank = _rank(score.evaluate if self._is_dynamic else score.key, clock)
         # The tie-break by last touch only grows, so it never makes a key less movable than the score itself.

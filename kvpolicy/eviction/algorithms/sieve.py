@@ -25,6 +25,7 @@ class Sieve(Algorithm):
     """State: the unit's hits when the hand last passed it."""
 
     needs_metadata = True
+    tells_units_apart = True  # the hand passes one at a time
 
     def make_order(self) -> Order[Handle]:
         return SieveQueue()
@@ -85,6 +86,9 @@ class SieveQueue:
 
     def precedes(self, handle: Handle, victim: Handle) -> bool:
         return False  # it stands behind the hand
+
+    def sweep(self, handle: Handle, most: int) -> int:
+        return 1  # its units have a handle each
 
     def clear(self) -> None:
         self._heap.clear()

@@ -22,6 +22,10 @@ class Algorithm:
     needs_metadata: ClassVar[bool] = False
     #: Whether it recognises content that was evicted before: the adapter must then give ``content_key`` to ``insert``.
     needs_content_key: ClassVar[bool] = False
+    #: Whether units of one run differ in more than depth and creation order, so that each needs a handle of its own.
+    tells_units_apart: bool = False
+    #: Whether the key may rise from one unit of a run to the one before it, so that another one may come between.
+    rises_in_runs: bool = False
     #: How keys move while a unit is evictable.
     change: KeyChange = KeyChange.GROWS
 
@@ -45,6 +49,12 @@ class Algorithm:
 
     def split(self, upper: Handle, lower: Handle) -> None:
         """``upper.kvp`` is the copied metadata of the new ancestor half; both sizes are already right."""
+
+    def divided(self, upper: Handle, lower: Handle) -> None:
+        """``upper.kvp`` is the copied metadata of the first units of the run ``lower``, which kept the others."""
+
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
+        """That many last units of the run were evicted; the rest stays. ``content_key`` is the first one's of them."""
 
     def removed(self, handle: Handle, evicted: bool) -> None:
         """The unit is resident no more; ``evicted``: as a victim of this order."""

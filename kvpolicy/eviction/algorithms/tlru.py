@@ -24,6 +24,7 @@ class TLRU(KeyedAlgorithm):
 
     change = KeyChange.SHRINKS  # a split moves the unit's start deeper
     needs_metadata = True
+    rises_in_runs = True  # the last units may be spare and those before them not
 
     def __init__(self, clock: PolicyClock, threshold_tokens: int = 0, next_prompt_tokens: int = 0) -> None:
         super().__init__(clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ _AFTER_INSERTION = {
     for name in SCORE_FIELDS
     if name not in ADMIT_FIELDS
 }
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _CHANGE: Mapping[str, Change] = {"same": "static", "up": "grows", "down": "shrinks", "any": "shrinks"}
 
 
@@ -69,6 +71,8 @@ class CompiledMatch(Compiled):
 
     #: ``(meta, clock) -> bool``; total.
     evaluate: Callable[[UnitMeta, PolicyClock], bool]
+    #: Depths, ascending, from which on the outcome may differ with all else equal; ``None``: it may at any depth.
+    depth_steps: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,10 @@ def compile_match(text: str) -> CompiledMatch:
     node = check(text, MATCH_FIELDS, {}, _CLOCKED)
     _require(text, node, Kind.BOOL, "a match", "compare it, as in `{} > 0`")
     evaluate, source = function(node, "m, c")
-    return CompiledMatch(text, _fields(node), node.size, source, evaluate)
+    steps = _depth_steps(node)
+    return CompiledMatch(
+        text, _fields(node), node.size, source, evaluate, None if steps is None else tuple(sorted(steps))
+    )
 
 
 def compile_admit(text: str) -> CompiledAdmit:
@@ -106,6 +113,28 @@ def compile_admit(text: str) -> CompiledAdmit:
     _require(text, node, Kind.BOOL, "a match", "compare it, as in `{} > 0`")
     evaluate, source = function(node, "r, depth_tokens, size_tokens")
     return CompiledAdmit(text, _fields(node), node.size, source, evaluate)
+
+
+def _depth_steps(node: Node) -> set[int] | None:
+    """Where a number that ``depth_tokens`` is compared with is reached, and where it is passed."""
+    if _is_depth(node):
+        return None
+    if node.op in _COMPARISONS and any(map(_is_depth, node.args)):
+        numbers = [arg.value for arg in node.args if arg.is_const]
+        if len(numbers) == 1 and isinstance(numbers[0], (int, float)) and math.isfinite(numbers[0]):
+            return {math.ceil(numbers[0]), math.floor(numbers[0]) + 1}
+        return None
+    steps: set[int] = set()
+    for arg in node.args:
+        below = _depth_steps(arg)
+        if below is None:
+            return None
+        steps |= below
+    return steps
+
+
+def _is_depth(node: Node) -> bool:
+    return node.field is not None and node.field.name == "depth_tokens"
 
 
 def _fields(node: Node) -> frozenset[str]:

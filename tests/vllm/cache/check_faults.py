@@ -92,14 +92,14 @@ def check_a_false_victim_is_refused(lie: str, monkeypatch: pytest.MonkeyPatch) -
     driver.serve(prompt)
     driver.start(running)
     units = driver.pool.guard.units
-    used = units.units[driver.pool.blocks[driver.manager.get_block_ids(running.request_id)[0][0]].block_hash]
-    parent = next(unit for unit in units.units.values() if unit.children and unit.is_free)
-    leaf = next(unit for unit in units.units.values() if unit.is_free and not unit.children)
+    used = units.runs[driver.pool.blocks[driver.manager.get_block_ids(running.request_id)[0][0]].block_hash]
+    leaf = next(run for run in units.runs.values() if run.is_free and not run.children)
+    parent = units.runs.cut(leaf, 1)
     if lie == "null":
-        used.block = driver.pool.null_block
+        used.blocks[-1] = driver.pool.null_block
         used.is_free = True
     if lie == "stale":
-        leaf.hash, proposal = b"another content", leaf
+        leaf.hashes[-1], proposal = b"another content", leaf
     else:
         proposal = {"in use": used, "null": used, "parent": parent}[lie]
     pop, proposals = EvictionIndex.pop, [proposal]
@@ -107,4 +107,4 @@ def check_a_false_victim_is_refused(lie: str, monkeypatch: pytest.MonkeyPatch) -
     blocks = units.victims(1)
     assert not proposals, "the false victim was never proposed"
     assert all(block.ref_cnt == 0 and not block.is_null for block in blocks)
-    assert proposal.block not in [None, *(block for block in blocks if block is proposal.block)]
+    assert all(block is not proposal.blocks[-1] for block in blocks)

@@ -70,7 +70,7 @@ def check_admit_never_leaves_nothing() -> None:
 def check_priority_is_read_and_clamped(given: dict[str, Any], expected: int | None) -> None:
     driver = Driver(24, {"policy": "priority"}, hints={"max_priority": 5})
     driver.serve(prompt(1), **given)
-    metas = [unit.kvp for unit in driver.pool.guard.units.units.values()]
+    metas = [unit.kvp for unit in driver.pool.guard.units.runs.values()]
     assert [meta.priority for meta in metas] == [expected, expected]
 
 
@@ -87,7 +87,7 @@ def check_a_request_counts_once() -> None:
         driver.start(request)
     driver.finish(request)
     units = driver.pool.guard.units
-    assert [unit.kvp.hits for unit in units.units.values()] == [1, 1]
+    assert [unit.kvp.hits for unit in units.runs.values()] == [1, 1]
     assert units.index.clock.request_seq == 2
 
 
@@ -98,7 +98,7 @@ def check_a_first_run_that_is_preempted_hits_nothing() -> None:
     driver.preempt(request)
     assert driver.start(request) == 32
     driver.finish(request)
-    assert [unit.kvp.hits for unit in driver.pool.guard.units.units.values()] == [0, 0]
+    assert [unit.kvp.hits for unit in driver.pool.guard.units.runs.values()] == [0, 0]
 
 
 def check_what_units_know() -> None:
@@ -108,13 +108,33 @@ def check_what_units_know() -> None:
     for token in range(30):
         driver.decode(request, token)
     driver.finish(request)
-    first, second, third = (unit.kvp for unit in driver.pool.guard.units.units.values())
+    first, second, third = (unit.kvp for unit in driver.pool.guard.units.runs.values())
     assert [meta.depth_tokens for meta in (first, second, third)] == [16, 32, 48]
     assert [meta.is_output for meta in (first, second, third)] == [False, True, True]
     assert {meta.cache_salt for meta in (first, second, third)} == {"gold"}
     assert second.birth_ms == 1_007_000
     assert driver.active is not None
     assert driver.active.pool_tokens == 24 * 16
+
+
+def check_blocks_are_one_handle_until_they_differ() -> None:
+    rule = {"name": "head", "match": "depth_tokens <= 32 and hits >= 1", "retain": {"weight": 2}}
+    driver = Driver(24, {"rules": [rule]})
+    prompt = list(range(97))  # six blocks and a token
+    driver.serve(prompt)
+    units = driver.pool.guard.units
+
+    def runs() -> list[tuple[int, int, int, int]]:
+        return [(len(run.blocks), run.kvp.depth_tokens, run.kvp.hits, run.kvp.rule) for run in units.runs.each()]
+
+    assert runs() == [(6, 96, 0, -1)]
+    driver.serve([*prompt[:64], *range(900, 920)])  # as far as the fourth block, and a block of its own
+    assert runs() == [(2, 32, 1, 0), (2, 64, 1, -1), (2, 96, 0, -1), (1, 80, 0, -1)]
+    (first, second, third, other) = units.runs.each()
+    assert [run.parent for run in (first, second, third, other)] == [None, first, second, second]
+    assert first.kvp.order < second.kvp.order < third.kvp.order < other.kvp.order
+    assert [run.children for run in (first, second, third, other)] == [1, 2, 0, 0]
+    driver.check()
 
 
 def check_policy_time_never_goes_back() -> None:
