@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,8 @@ from kvpolicy.runtime.active import ActivePolicy
 LEAF_TOKENS = 16
 #: Ends the name of a row whose slots our allocator hands out.
 SLOTS = "+slots"
+#: Ends the name of a row whose evictions are remembered, to explain misses.
+WHY = "+why"
 TENANTS = [f"tenant{i}" for i in range(100)]
 
 #: CPU seconds of this thread: other load on the machine counts less.
@@ -98,7 +101,7 @@ class Tree:
         if policy.startswith("stock"):
             self.cache = _stock(params, "rust" if policy == "stock rust" else "python")
         else:
-            self.active = _activate(POLICIES[policy])
+            self.active = _activate(POLICIES[policy.removesuffix(WHY)], explains=policy.endswith(WHY))
             built = build_cache(
                 self.active,
                 lambda ctx: _stock(ctx.params, "python"),
@@ -207,10 +210,11 @@ def _stock(params: Any, core: str) -> Any:
     return cache
 
 
-def _activate(eviction: dict[str, Any]) -> ActivePolicy:
+def _activate(eviction: dict[str, Any], explains: bool) -> ActivePolicy:
     flat = {"apiVersion": "kvpolicy/v1", "kind": "KVPolicy", "metadata": {"name": "benchmark"}, "eviction": eviction}
     policy = policy_from_flat(flat, engine="sglang")
     compiled = compile_policy(policy, "sglang")
+    compiled = replace(compiled, eviction=replace(compiled.eviction, explains=explains))
     return ActivePolicy(policy=policy, flat=flat, digest="", role="scheduler", compiled=compiled)
 
 

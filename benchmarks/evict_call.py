@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument(
         "--sides",
         default=",".join(known),
-        help=f"of {', '.join(known)} (stock is always measured); lru+slots: with our slot allocator too",
+        help=f"of {', '.join(known)} (stock is always measured); lru+slots: with our slot allocator too; lru+why: with "
+        "evictions remembered",
     )
     parser.add_argument("--leaves", default="1000,5000,20000,41000,100000")
     parser.add_argument("--pages", default="16,1")

@@ -25,6 +25,7 @@ import shlex
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,7 @@ from kvpolicy.runtime.active import ActivePolicy
 
 CLOCK = time.thread_time
 BLOCK_TOKENS = 16
+WHY = "+why"  # ends the name of a side whose evictions are remembered, to explain misses
 POLICIES_FOLDER = Path(__file__).resolve().parent.parent / "policies"
 SHIPPED = ("agentic", "batch", "chat", "long_context", "multi_tenant", "rag")
 
@@ -139,6 +141,7 @@ class Side:
 
 
 def _active(name: str) -> ActivePolicy:
+    explains, name = name.endswith(WHY), name.removesuffix(WHY)
     if name in SHIPPED:
         flat = load_policy(POLICIES_FOLDER / f"{name}.yaml").flat
     else:
@@ -147,7 +150,9 @@ def _active(name: str) -> ActivePolicy:
             "apiVersion": "kvpolicy/v1", "kind": "KVPolicy", "metadata": metadata, "eviction": EVICTIONS[name]
         }  # fmt: skip
     policy = policy_from_flat(flat, engine="vllm")
-    return ActivePolicy(policy, flat, "", "scheduler", compiled=compile_policy(policy, "vllm"))
+    compiled = compile_policy(policy, "vllm")
+    compiled = replace(compiled, eviction=replace(compiled.eviction, explains=explains))
+    return ActivePolicy(policy, flat, "", "scheduler", compiled=compiled)
 
 
 def _print_machine() -> None:

@@ -17,6 +17,7 @@ ALLOWED = {
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},
     "kvpolicy.fidelity": {"kvpolicy.language", "kvpolicy.facts"},
+    "kvpolicy.live": {"kvpolicy.language", "kvpolicy.facts", "kvpolicy.compiler", "kvpolicy.runtime"},
     "kvpolicy.cli": {
         "kvpolicy.language",
         "kvpolicy.eviction",
@@ -25,6 +26,7 @@ ALLOWED = {
         "kvpolicy.replay",
         "kvpolicy.policytest",
         "kvpolicy.fidelity",
+        "kvpolicy.live",
     },
     "kvpolicy.allocators": {"kvpolicy.kernels"},
     "kvpolicy.kernels": {"kvpolicy.facts"},

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from kvpolicy.eviction.base import KeyChange
+
+from . import content
 
 if TYPE_CHECKING:
     from kvpolicy.eviction.base import RequestInfo
@@ -126,6 +126,8 @@ class EvictionGuard:
         self._walk_tokens += len(node.key)
         try:
             meta = node.kvp
+            if self.index.ghosts is not None and meta is not None and meta.content_key is None:
+                meta.content_key = self._content_key(node)  # the lower half of a split has none yet
             depth_tokens = 0 if meta is None else meta.depth_tokens
             self.index.evicted(node, len(node.key), depth_tokens, node.id)  # ids count nodes: equal on every rank
         except Exception:
@@ -177,12 +179,24 @@ class EvictionGuard:
         self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool
     ) -> bool:
         try:
-            content_key = _content_key(node, self.page_tokens) if self.index.needs_content_key else None
+            content_key = self._content_key(node) if self.index.needs_content_key else None
             self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output, content_key)
         except Exception:
             self.fault("insert", "the policy failed on a new unit")
             return False
+        if (ghosts := self.index.ghosts) is not None and ghosts.found_tokens:
+            content.ask_below(ghosts, node, self.page_tokens)
         return True
+
+    def _content_key(self, node: Any) -> int | None:
+        """None where it fails and evictions are remembered: that then ends, and nothing else."""
+        try:
+            return content.key_of(node, self.page_tokens)
+        except Exception as error:
+            if self.index.ghosts is None:
+                raise
+            self.index.ghosts.stop(error)
+            return None
 
     def touch(self, node: Any, info: RequestInfo) -> None:
         try:
@@ -239,21 +253,6 @@ def timed(active: ActivePolicy, evict: Callable[..., Any]) -> Callable[..., Any]
             active.observe_evict(time.perf_counter() - start_s)
 
     return timed_evict
-
-
-def _content_key(node: Any, page_tokens: int) -> int:
-    """64 bits of the namespace and the tokens from the root through the node's first page, however the path is cut into
-    nodes: a longer prompt that comes back has the same."""
-    namespace = f"{node.key.extra_key}\0{getattr(node.key, 'cache_salt', None)}"
-    path = [node.key.token_ids[: min(page_tokens, len(node.key))]]
-    node = node.parent
-    while node.parent is not None:
-        path.append(node.key.token_ids[: len(node.key)])
-        node = node.parent
-    digest = blake2b(namespace.encode(), digest_size=8)
-    for token_ids in reversed(path):
-        digest.update(array("q", token_ids).tobytes())
-    return int.from_bytes(digest.digest(), "big")
 
 
 class LeafFeed(set[Any]):

@@ -8,6 +8,7 @@ the engine's own order stays and that is a conflict, decided by the policy's `on
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvpolicy.runtime.active import ActivePolicy
@@ -48,7 +49,7 @@ def needs_of(active: ActivePolicy) -> Needs:
         return Needs(index=False)
     asked = eviction.score or eviction.policy or eviction.rules or eviction.tenants or eviction.core == "kvpolicy"
     compiled = active.compiled.eviction
-    return Needs(index=bool(asked), time=bool(compiled.needs_time), metadata=bool(compiled.needs_metadata))
+    return Needs(index=bool(asked), time=bool(compiled.needs_time), metadata=bool(compiled.orders_by_metadata))
 
 
 class Built(NamedTuple):
@@ -94,6 +95,8 @@ def _build_ordered(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) 
     eviction = active.compiled.eviction
     has_sessions = bool(getattr(ctx.params, "enable_session_radix_cache", False))
     rank = cache_unified.session_rank if has_sessions else None
+    if has_sessions and eviction.explains:  # the engine's ranks go before a bare built-in order only
+        eviction = replace(eviction, explains=False)
     index = eviction.make_index(active.pool_tokens, rank)
     page_tokens = int(ctx.params.page_size)
     guard = EvictionGuard(active, index, needs_metadata=eviction.needs_metadata, page_tokens=page_tokens)

@@ -13,7 +13,7 @@ from typing import Any
 from kvpolicy.eviction.base import RequestInfo
 
 from .cache_guard import EvictionGuard
-from .cache_requests import RequestState, state_of
+from .cache_requests import RequestState, is_health_check, state_of
 from .cache_touch import after, before
 
 __all__ = ["Metadata", "attach_radix", "attach_unified"]
@@ -60,6 +60,9 @@ class Metadata:
         self.current = state = self.state(req)
         if not state.touched:
             state.touched = True
+            if not is_health_check(req):
+                hit_tokens, page_tokens = _protected_tokens(req), self.guard.page_tokens
+                self.guard.active.traffic.asked(state.prompt_tokens, hit_tokens, page_tokens, state.info.cache_salt)
             self._touch_path(self._node_of(getattr(req, "last_node", None)), state.info)
         if state.admitted is None:
             prompt_tokens = state.prompt_tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo
 
-__all__ = ["RequestState", "state_of"]
+__all__ = ["RequestState", "is_health_check", "state_of"]
 
 _ATTRIBUTE = "_kvp_request"
 
@@ -31,6 +31,11 @@ def state_of(req: Any, lora_name: Callable[[str], str]) -> RequestState:
         state = RequestState(_info(req, lora_name), len(req.origin_input_ids))
         setattr(req, _ATTRIBUTE, state)
     return state
+
+
+def is_health_check(req: Any) -> bool:
+    """Whether the engine asks itself for a token, to see whether it lives: no traffic."""
+    return str(getattr(req, "rid", "")).startswith("HEALTH_CHECK")  # sglang.srt.constants, in every version
 
 
 def _info(req: Any, lora_name: Callable[[str], str]) -> RequestInfo:

@@ -36,7 +36,12 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     seconds = make(Histogram, metrics.EVICT_SECONDS, buckets=metrics.SECONDS_BUCKETS)
     digest = make(Gauge, metrics.VICTIM_DIGEST, multiprocess_mode="mostrecent").labels(*values)
     observe_seconds = seconds.labels(*values).observe
+    reused, reused_tokens = make(Counter, metrics.REUSED), make(Counter, metrics.REUSED_TOKENS)
+    histograms: dict[str, _Growing] = {}
+    protected = make(Gauge, metrics.PROTECTED, multiprocess_mode="mostrecent")
+    traffic = {name: make(Counter, metric).labels(*values) for name, metric in metrics.TRAFFIC.items()}
     seen: dict[tuple[Counter, str], int] = {}
+    seen_traffic: dict[str, int] = {}
 
     def grow(counter: Counter, counts: Mapping[str, int]) -> None:
         """Our counts are totals, prometheus counters take increments."""
@@ -47,11 +52,28 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
 
     def update(active: ActivePolicy, elapsed_s: float) -> None:
         observe_seconds(elapsed_s)
+        follow()
+
+    def follow() -> None:
         counters = getattr(active.index, "counters", None)
         if counters is not None:
             grow(evictions, status.by_rule(counters.evictions))
             grow(tokens, status.by_rule(counters.evicted_tokens))
             digest.set(metrics.digest_value(active.index.victim_digest))
+            for rule, (held_tokens, _) in active.index.protected_tokens().items():
+                protected.labels(rule, *values).set(held_tokens)
+        for name, exposed in traffic.items():
+            if grown := getattr(active.traffic, name) - seen_traffic.get(name, 0):
+                exposed.inc(grown)
+                seen_traffic[name] = getattr(active.traffic, name)
+        if (ghosts := getattr(active.index, "ghosts", None)) is not None:
+            grow(reused, status.by_rule(ghosts.reused))
+            grow(reused_tokens, status.by_rule(ghosts.reused_tokens))
+            for name, metric in metrics.HISTOGRAMS.items():
+                counted = getattr(ghosts, name)
+                if name not in histograms:
+                    histograms[name] = _Growing(make(Histogram, metric, buckets=counted.bounds).labels(*values))
+                histograms[name].follow(counted)
         grow(faults, status.fallbacks(active))
 
     gauges = {
@@ -62,6 +84,7 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     def measured(figures: Mapping[str, Any]) -> None:
         for key, gauge in gauges.items():
             gauge.set(figures[key] or 0)
+        follow()
 
     def update_allocator(active: ActivePolicy) -> None:
         if active.allocator is not None:
@@ -69,6 +92,25 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
 
     active.on_evict, active.on_measure = update, measured
     active.on_allocator_fault = update_allocator
+
+
+class _Growing:
+    """A histogram that follows counts kept elsewhere. To observe each value again would cost more than to keep them,
+    and prometheus_client has no public way to add counts: its buckets are looked up by their usual name."""
+
+    def __init__(self, exposed: Any) -> None:
+        self._buckets, self._sum = exposed._buckets, exposed._sum
+        self._counts = [0] * len(self._buckets)
+        self._total = 0.0
+
+    def follow(self, counted: Any) -> None:
+        for at, count in enumerate(counted.counts):
+            if grown := count - self._counts[at]:
+                self._buckets[at].inc(grown)
+                self._counts[at] = count
+        if grown_total := counted.total - self._total:
+            self._sum.inc(grown_total)
+            self._total = counted.total
 
 
 def start_for(active: ActivePolicy, scheduler: Any) -> None:

@@ -117,11 +117,21 @@ class _Child:
             block = status.block(self.active)
         except Exception as error:
             block = {"error": f"{type(error).__name__}: {error}"}
+        block["occupancy"] = self._occupancy(scheduler)
         block["fragmentation"] = self._fragmentation(scheduler)
         try:
             result.internal_state["kvpolicy"] = block
         except Exception:
             self.active.note_fallback("status", "the server's state shows no policy")
+
+    def _occupancy(self, scheduler: Any) -> dict[str, int | None] | None:
+        """None where the cache has no one number of tokens: sliding windows, state layers."""
+        assert self.active is not None
+        try:
+            free = int(scheduler.token_to_kv_pool_allocator.available_size())
+            return status.occupancy(self.active.pool_tokens, free, int(scheduler.tree_cache.evictable_size()))
+        except Exception:
+            return None
 
     def _fragmentation(self, scheduler: Any) -> dict[str, Any] | None:
         """None, counted, where it could not be measured."""

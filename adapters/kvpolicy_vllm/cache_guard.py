@@ -77,6 +77,10 @@ class CacheGuard:
         if state is not None and is_served:
             state.is_counted = True  # a request that is preempted will match its own blocks
             self._count_hit(state)
+            if not state.is_asked:
+                state.is_asked = True
+                tokens, salt = self.units.block_tokens, state.info.cache_salt
+                self.active.traffic.asked(state.prompt_tokens, state.matched_tokens, tokens, salt)
 
     def _count_hit(self, state: RequestState) -> None:
         if state.matched:

@@ -124,7 +124,7 @@ def refuse(active: ActivePolicy, verdict: Verdict) -> None:
 def verdict_on(active: ActivePolicy, vllm_config: Any, kv_cache_config: Any) -> Verdict:
     eviction = active.compiled.eviction
     if eviction.core == "engine":
-        asked = eviction.score is not None or eviction.needs_metadata or eviction.policy not in _STOCK_ORDERS
+        asked = eviction.score is not None or eviction.orders_by_metadata or eviction.policy not in _STOCK_ORDERS
         message = "with `core: engine` vLLM's own order serves, and it has no other than lru"
         return Verdict("stock", "eviction.core: engine", message) if asked else Verdict("supported")
     if active.eviction_yielded_to or not needs_index(eviction):

@@ -23,6 +23,7 @@ class RequestState:
     info: RequestInfo
     prompt_tokens: int
     is_counted: bool = False  # its prefix match is known, counted once however often it is preempted
+    is_asked: bool = False  # counted in the traffic
     matched: list[Any] | None = None  # the blocks of its match, until they are counted
     matched_tokens: int = 0
     is_admitted: bool | None = None  # None: not decided yet

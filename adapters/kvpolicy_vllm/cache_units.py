@@ -203,6 +203,8 @@ class CachedUnits:
             depth_tokens = 0 if run.kvp is None else run.kvp.depth_tokens
             identity = hash(tuple([block.block_id for block in going]))
             index.evicted(run, units * self.block_tokens, depth_tokens, identity, units)
+            if index.ghosts is not None:
+                index.ghosts.name(map(content_key, run.hashes[-units:]))
             blocks += going
             if units == len(run.blocks):
                 above = self._remove(run)
@@ -214,6 +216,10 @@ class CachedUnits:
                 run = None
         index.end()
         return blocks
+
+    def free_units(self) -> int:
+        """Contents that nobody uses, copies to spare included."""
+        return len(self.surplus) + sum(len(run.blocks) for run in self.runs.each() if run.is_free)
 
     # -- whole --
 
@@ -356,6 +362,8 @@ class CachedUnits:
         index = self.index
         if index.needs_metadata:
             key = content_key(run.hashes[0]) if index.needs_content_key else None
+            if index.ghosts is not None and len(index.ghosts):
+                index.ghosts.following = [content_key(block_hash) for block_hash in run.hashes[1:]]
             index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks))
 
     def _trim(self, run: Run, units: int) -> None:

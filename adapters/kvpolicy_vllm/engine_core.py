@@ -163,5 +163,22 @@ def _status(core: Any) -> dict[str, Any] | None:
     return {
         "dp_rank": int(rank),
         "evict_seconds_counts": list(counts),
-        "block": {**status.block(active), "workers": active.workers},
+        "block": {**status.block(active), "workers": active.workers, "occupancy": _occupancy(core, active)},
     }
+
+
+def _occupancy(core: Any, active: ActivePolicy) -> dict[str, int | None] | None:
+    """None where it could not be counted, or while the policy recovers from a fault."""
+    try:
+        pool = core.scheduler.kv_cache_manager.block_pool
+        guard = getattr(pool, "guard", None)
+        block_tokens = active.pool_tokens // (pool.num_gpu_blocks - 1)  # one is vLLM's null block
+        free = pool.get_num_free_blocks() * block_tokens
+        if guard is None:
+            return status.occupancy(active.pool_tokens, free, None)
+        if guard.is_stale:
+            return None
+        evictable = guard.units.free_units() * block_tokens
+        return status.occupancy(active.pool_tokens, free - evictable, evictable)
+    except Exception:
+        return None

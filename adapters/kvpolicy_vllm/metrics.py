@@ -28,6 +28,13 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
     }
     seconds = _family(HistogramMetricFamily, metrics.EVICT_SECONDS)
     digest = _family(GaugeMetricFamily, metrics.VICTIM_DIGEST)
+    why = {
+        "evicted_before_reuse": _family(CounterMetricFamily, metrics.REUSED),
+        "evicted_before_reuse_tokens": _family(CounterMetricFamily, metrics.REUSED_TOKENS),
+    }
+    histograms = {name: _family(HistogramMetricFamily, metric) for name, metric in metrics.HISTOGRAMS.items()}
+    protected = _family(GaugeMetricFamily, metrics.PROTECTED)
+    traffic = {name: _family(CounterMetricFamily, metric) for name, metric in metrics.TRAFFIC.items()}
     bounds = [*(str(float(bound)) for bound in metrics.SECONDS_BUCKETS), "+Inf"]
     for engine in engines:
         block = engine["block"]
@@ -36,11 +43,37 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
         for name, family in counters.items():
             for label, count in block[name].items():
                 family.add_metric([label, *place], count)
+        for rule, held in block.get("protected", {}).items():
+            protected.add_metric([rule, *place], held["tokens"])
+        for name, count in block.get("traffic", {}).items():
+            traffic[name].add_metric(place, count)
+        if (remembered := block.get("why")) is not None:
+            for name, family in why.items():
+                for label, count in remembered[name].items():
+                    family.add_metric([label, *place], count)
+            for name, family in histograms.items():
+                _add_histogram(family, place, remembered[name])
         totals = list(accumulate(engine["evict_seconds_counts"]))
         seconds.add_metric(place, list(zip(bounds, totals, strict=True)), sum_value=block["evict_seconds"])
         if block["victim_digest"] is not None:
             digest.add_metric(place, metrics.digest_value(int(block["victim_digest"], 16)))
-    yield from (info, *counters.values(), seconds, digest)
+    ours = (
+        info,
+        *counters.values(),
+        protected,
+        *traffic.values(),
+        *why.values(),
+        *histograms.values(),
+        seconds,
+        digest,
+    )
+    yield from (family for family in ours if family.samples)
+
+
+def _add_histogram(family: Any, place: list[str], counted: dict[str, Any]) -> None:
+    bounds = [*(str(float(bound)) for bound in counted["bounds"]), "+Inf"]
+    totals = accumulate(counted["counts"])
+    family.add_metric(place, list(zip(bounds, totals, strict=True)), sum_value=counted["sum"])
 
 
 def _family(kind: type[Any], metric: metrics.Metric) -> Any:

@@ -16,6 +16,7 @@ from kvpolicy.language.codes import CODES, Code
 from kvpolicy.language.codes.base import HEADER
 from kvpolicy.language.fields import did_you_mean
 from kvpolicy.language.topics import TOPICS, Topic
+from kvpolicy.live.symptoms import SYMPTOMS, Symptom
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen: list[Code | Topic] = []
-    for asked in args.subjects or [*CODES, *TOPICS]:
+    chosen: list[Code | Symptom | Topic] = []
+    for asked in args.subjects or [*CODES, *SYMPTOMS, *TOPICS]:
         found = _find(asked)
         if isinstance(found, str):
             print(f"kvpolicy explain: {found}", file=sys.stderr)
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _find(asked: str) -> Code | Topic | str:
+def _find(asked: str) -> Code | Symptom | Topic | str:
     """The code or topic, or what to say when there is none."""
     if asked.lower() in TOPICS:
         return TOPICS[asked.lower()]
@@ -57,15 +58,20 @@ def _find(asked: str) -> Code | Topic | str:
     code = asked.upper() if asked.upper().startswith("KVP") else f"KVP{asked}"
     if code in CODES:
         return CODES[code]
-    group = ", ".join(known for known in CODES if known[:4] == code[:4])
+    if code in SYMPTOMS:
+        return SYMPTOMS[code]
+    group = ", ".join(known for known in (*CODES, *SYMPTOMS) if known[:4] == code[:4])
     return f"there is no code {asked} (known: {group or 'KVP101, KVP201, ...'})"
 
 
-def _word(subject: Code | Topic) -> str:
-    return subject.code if isinstance(subject, Code) else subject.name
+def _word(subject: Code | Symptom | Topic) -> str:
+    return subject.name if isinstance(subject, Topic) else subject.code
 
 
-def _text(subject: Code | Topic) -> str:
+def _text(subject: Code | Symptom | Topic) -> str:
+    if isinstance(subject, Symptom):
+        raised = "raised by: kvpolicy doctor --url http://host:port"
+        return f"{subject.code}: {subject.title}\n\n{_fill(subject.text)}\n\n{raised}\n"
     return _code_text(subject) if isinstance(subject, Code) else _topic_text(subject)
 
 
@@ -109,10 +115,12 @@ def _indent(text: str) -> str:
     return "".join(f"    {line}\n" for line in shown)
 
 
-def _data(subject: Code | Topic) -> dict[str, Any]:
+def _data(subject: Code | Symptom | Topic) -> dict[str, Any]:
     if isinstance(subject, Topic):
         example = HEADER + subject.example if subject.example else ""
         return {"topic": subject.name, "title": subject.title, "text": subject.text, "example": example}
+    if isinstance(subject, Symptom):
+        return {"code": subject.code, "title": subject.title, "text": subject.text}
     code = subject
     return {
         "code": code.code,

@@ -19,6 +19,7 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 #: command -> one line of help. `kvpolicy.cli.COMMAND` holds `add_arguments(parser)` and `run(args) -> exit code`.
 COMMANDS: dict[str, str] = {
     "check": "check policies, and with --engine what an engine will make of them",
+    "doctor": "examine a running server: settings, faults, salts, pages, pressure",
     "explain": "explain a diagnostic code with a bad and a good example, or a topic like pins",
     "fidelity": "measure what a policy's KV dtype costs on a model, through a real engine",
     "init": "write a commented policy to start from",
@@ -28,7 +29,9 @@ COMMANDS: dict[str, str] = {
     "schema": "print the JSON Schema for editors",
     "show": "print the effective policy, after `extends`",
     "test": "run the tests of policies, or random workloads against their invariants",
+    "top": "watch a running server's cache: occupancy, hit rate, evictions by rule",
     "trace": "say what a trace holds, or convert it to plain prefix hashes",
+    "why": "say why a running server's cache missed: what was evicted, by which rule",
 }
 
 

@@ -93,6 +93,9 @@ class UnitMeta:
     rule: int = -1  # index of the retain rule that protects the unit now, -1: unprotected
     expiry_ms: int | None = None  # policy time at which the protection ends; None: never
     state: Any = field(default=None, repr=False)  # an algorithm's own per-unit state
+    # -- for reports and adapters; no decision reads them --
+    birth_s: float = 0.0  # of the machine's clock, at insertion
+    path_state: Any = field(default=None, repr=False)  # an adapter's own: the hash of the tokens up to the unit's end
 
     @property
     def tokens(self) -> int:

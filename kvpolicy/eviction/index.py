@@ -13,6 +13,8 @@ from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, RequestInfo
+from kvpolicy.eviction.ghosts import Ghosts
+from kvpolicy.eviction.tenants import Tenant
 
 __all__ = ["Counters", "EvictionIndex"]
 
@@ -39,6 +41,8 @@ class EvictionIndex:
     """
 
     needs_metadata = False
+    #: What was evicted of late, to explain misses; only with metadata, and where somebody asks for it.
+    ghosts: Ghosts | None = None
 
     def __init__(self, algorithm: Algorithm, pool_tokens: int) -> None:
         self._algorithm = algorithm
@@ -69,7 +73,7 @@ class EvictionIndex:
     @property
     def needs_content_key(self) -> bool:
         """Whether ``insert`` wants a number for the unit's content from the root on, equal on every rank."""
-        return self._algorithm.needs_content_key
+        return self._algorithm.needs_content_key or self.ghosts is not None
 
     # -- membership --
 
@@ -247,6 +251,17 @@ class EvictionIndex:
     def rule_of(self, handle: Handle) -> str:
         """The rule that protects the unit now, "" for none; of a victim, until it is removed."""
         return ""
+
+    # -- reports --
+
+    def protected_tokens(self) -> dict[str, tuple[int, int | None]]:
+        """By the name of each rule that retains: tokens of the units that it protects now, and tokens counted against
+        its budget, which include those of their paths; ``None`` without one."""
+        return {}
+
+    def tenants(self) -> list[Tenant]:
+        """Every tenant with units or a floor, where the policy has tenants."""
+        return []
 
     # -- whole --
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, Order, RequestInfo, UnitMeta
+from kvpolicy.eviction.ghosts import Ghosts
 from kvpolicy.eviction.index import EvictionIndex
 from kvpolicy.eviction.partitions import PartitionedOrder
 from kvpolicy.eviction.rules import CompiledRule, RuleBook
@@ -32,6 +33,7 @@ class MetadataIndex(EvictionIndex):
         rules: tuple[CompiledRule, ...] = (),
         tenants: CompiledTenants | None = None,
         max_priority: int | None = None,
+        explains: bool = False,
     ) -> None:
         self._level_of = [0, *(rule.level for rule in rules)]  # by rule + 1
         self._has_levels = max(self._level_of) > 0
@@ -41,6 +43,8 @@ class MetadataIndex(EvictionIndex):
         if tenants is not None:
             self._tenants = TenantTable(tenants, pool_tokens, self._tenant_changed, self._tenant_forgotten)
         super().__init__(algorithm, pool_tokens)
+        if explains:
+            self.ghosts = Ghosts(self.clock, algorithm.score_of)
         self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved, self._divide_run) if rules else None
         # Units whose keys differ would have to be shed one by one.
         self._takes_runs = not algorithm.tells_units_apart and not (
@@ -78,6 +82,8 @@ class MetadataIndex(EvictionIndex):
         self._units += units
         handle.kvp = meta = self._new_meta(request, size_tokens, depth_tokens)
         meta.parent, meta.is_output, meta.content_key, meta.units = parent, is_output, content_key, units
+        if self.ghosts is not None:
+            self.ghosts.inserted(meta)
         if self._tenants is not None:
             self._tenants.resident(self._tenants.get(meta.cache_salt), 1, size_tokens * units)
         try:
@@ -123,6 +129,7 @@ class MetadataIndex(EvictionIndex):
         upper.kvp = above = replace(meta, order=self._units, size_tokens=upper_tokens)
         meta.size_tokens -= upper_tokens
         meta.content_key = None  # it names the tokens up to where a unit begins, which only the upper half still does
+        above.path_state = None
         above.depth_tokens = meta.depth_tokens - meta.size_tokens
         meta.parent = upper
         if self._tenants is not None:
@@ -187,6 +194,18 @@ class MetadataIndex(EvictionIndex):
             except Exception as fault:
                 self._fault(fault)
 
+    def evicted(
+        self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
+    ) -> None:
+        super().evicted(handle, size_tokens, depth_tokens, identity, units)
+        if self.ghosts is not None and handle.kvp is not None:
+            self.ghosts.evicted(handle, self.rule_of(handle), size_tokens, units)
+
+    def end(self) -> None:
+        super().end()
+        if self.ghosts is not None:
+            self.ghosts.end()
+
     def sweep(self, handle: Handle, most: int) -> int:
         if most > 1 and self._tenants is not None:
             meta = handle.kvp
@@ -220,10 +239,20 @@ class MetadataIndex(EvictionIndex):
         rule: int = meta.rule
         return self._rules.rules[rule].name
 
+    # -- reports --
+
+    def protected_tokens(self) -> dict[str, tuple[int, int | None]]:
+        return {} if self._rules is None else self._rules.protected_tokens()
+
+    def tenants(self) -> list[Tenant]:
+        return [] if self._tenants is None else self._tenants.all()
+
     # -- whole --
 
     def reset(self, pool_tokens: int | None = None) -> None:
         super().reset(pool_tokens)
+        if self.ghosts is not None:
+            self.ghosts.clear()
         if self._rules is not None:
             self._rules.clear(self.pool_tokens)
         if self._tenants is not None:

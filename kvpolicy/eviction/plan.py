@@ -38,10 +38,16 @@ class CompiledEviction:
     tenants: CompiledTenants | None = None
     max_priority: int | None = None
     needs_time: bool = False  # some field or ttl is in policy time
+    explains: bool = False  # remember what was evicted, to say why something is missing; no policy's word
 
     @property
     def needs_metadata(self) -> bool:
         """Whether the adapter must report resident units: ``insert``, ``touch``, ``split``, ``remove``."""
+        return self.explains or self.orders_by_metadata
+
+    @property
+    def orders_by_metadata(self) -> bool:
+        """Whether a decision needs what is reported of resident units."""
         return bool(self.rules) or self.tenants is not None or self._algorithm_needs_metadata()
 
     def make_index(self, pool_tokens: int, rank: Callable[[Handle], Any] | None = None) -> EvictionIndex:
@@ -57,7 +63,12 @@ class CompiledEviction:
         if not self.needs_metadata:
             return EvictionIndex(algorithm, pool_tokens)
         return MetadataIndex(
-            algorithm, pool_tokens, rules=self.rules, tenants=self.tenants, max_priority=self.max_priority
+            algorithm,
+            pool_tokens,
+            rules=self.rules,
+            tenants=self.tenants,
+            max_priority=self.max_priority,
+            explains=self.explains,
         )
 
     def _algorithm_needs_metadata(self) -> bool:

@@ -135,6 +135,7 @@ class RuleBook:
         self.clear(pool_tokens)
 
     def clear(self, pool_tokens: int) -> None:
+        self.held_tokens = [0] * len(self.rules)  # of the units that each protects, their paths apart
         self._expired_ms = -1  # the time up to which nothing is left to expire
         self._expiry.clear()
         self._budgets = [
@@ -149,12 +150,13 @@ class RuleBook:
         self._steps = sorted(steps)
         self._is_stepless = any(rule.depth_steps is None for rule in self.rules)
 
-    def protected_tokens(self) -> dict[str, int]:
-        """Tokens counted against each budget, by rule name."""
+    def protected_tokens(self) -> dict[str, tuple[int, int | None]]:
+        """By the name of each rule that retains: tokens of the units that it protects, and tokens counted against its
+        budget, which include those of their paths; ``None`` without one."""
         return {
-            rule.name: budget.used_tokens
-            for rule, budget in zip(self.rules, self._budgets, strict=True)
-            if budget is not None
+            rule.name: (self.held_tokens[at], None if (budget := self._budgets[at]) is None else budget.used_tokens)
+            for at, rule in enumerate(self.rules)
+            if rule.is_retain
         }
 
     def refuses(self, request: RequestInfo, probe: UnitMeta) -> bool:
@@ -245,6 +247,7 @@ class RuleBook:
             budget.leave(handle)
         if meta.expiry_ms is not None:
             self._expiry.discard(handle)
+        self.held_tokens[meta.rule] -= meta.tokens
         meta.rule, meta.expiry_ms = -1, None
         self._moved(handle)
 
@@ -262,6 +265,8 @@ class RuleBook:
     def trimmed(self, handle: Handle, units: int) -> None:
         """The run lost that many last units."""
         meta = handle.kvp
+        if meta.rule >= 0:
+            self.held_tokens[meta.rule] -= units * meta.size_tokens
         for index, budget in enumerate(self._budgets):
             if budget is not None and handle in budget.refs:
                 budget.trimmed(handle, units * meta.size_tokens, is_member=index == meta.rule)
@@ -273,6 +278,8 @@ class RuleBook:
                 budget.forget(handle)
         if handle.kvp.expiry_ms is not None:
             self._expiry.discard(handle)
+        if handle.kvp.rule >= 0:
+            self.held_tokens[handle.kvp.rule] -= handle.kvp.tokens
 
     def check(self) -> None:
         for budget in self._budgets:
@@ -290,6 +297,7 @@ class RuleBook:
             if meta.rule >= 0:
                 self.unprotect(handle)
             meta.rule = index
+            self.held_tokens[index] += meta.tokens
             if budget is not None:
                 budget.join(handle)
             self._moved(handle)

@@ -103,6 +103,10 @@ class TenantTable:
             self._seen += 1
         return tenant
 
+    def all(self) -> list[Tenant]:
+        """Those kept now, by first appearance."""
+        return list(self._tenants.values())
+
     def resident(self, tenant: Tenant, units: int, tokens: int) -> None:
         """The tenant got (or lost) that many units with that many tokens in all."""
         tenant.units += units

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from .traffic import Traffic
+
 if TYPE_CHECKING:
     from kvpolicy.eviction import CompiledEviction
     from kvpolicy.eviction.index import EvictionIndex
@@ -89,6 +91,7 @@ class ActivePolicy:
     kv_pool: dict[str, Any] = field(default_factory=dict)  # classes of the pool that was built
     watermark: Watermark | None = None  # at work; None: the engine evicts what an allocation lacks
     allocator: AllocatorState | None = None  # None: no allocator of this engine can be replaced
+    traffic: Traffic = field(default_factory=Traffic)  # counted only where the policy keeps metadata
     workers: int = 0  # worker processes that proved to have the policy, where an engine asks them
 
     # -- counters kept here because they exist without an index too --

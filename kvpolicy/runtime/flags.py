@@ -16,8 +16,10 @@ __all__ = [
     "FLAG",
     "FLAG_HELP",
     "UNTESTED_ENV",
+    "WHY_ENV",
     "Role",
     "disabled",
+    "explains",
     "role_of_process",
 ]
 
@@ -29,6 +31,7 @@ FLAG_HELP = (
 FILE_ENV = "KVPOLICY_FILE"  # a policy file or shipped name; the flag wins over it
 DISABLE_ENV = "KVPOLICY_DISABLE"  # "1": stock behaviour, whatever the flag says
 CARRY_ENV = "KVPOLICY_CARRY"  # written by a launcher for its children, never by a person
+WHY_ENV = "KVPOLICY_WHY"  # "1": remember evictions under any order, to explain misses; "0": under none
 UNTESTED_ENV = "KVPOLICY_ALLOW_UNTESTED_ENGINE"  # "1": try a version outside the supported range
 
 
@@ -43,6 +46,18 @@ class Role(enum.Enum):
 def disabled(environ: Mapping[str, str]) -> bool:
     """Whether the operator switched kvpolicy off for this start."""
     return environ.get(DISABLE_ENV, "").strip().lower() in {"1", "true", "yes", "on"}
+
+
+def explains(environ: Mapping[str, str], needs_metadata: bool) -> bool:
+    """Whether evictions are remembered, to say why something is missing.
+
+    Of itself where the policy keeps metadata anyway: the memory then costs little. For an engine's own order it would
+    be most of the cost, so there it must be asked for.
+    """
+    asked = environ.get(WHY_ENV, "").strip().lower()
+    if asked in {"0", "false", "no", "off"}:
+        return False
+    return needs_metadata or asked in {"1", "true", "yes", "on"}
 
 
 def role_of_process(

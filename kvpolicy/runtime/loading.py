@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
-from kvpolicy.compiler import compile_policy
+from kvpolicy.compiler import CompiledPolicy, compile_policy
 from kvpolicy.language import load_policy, policy_from_flat
 
 from .active import ActivePolicy
 from .carry import Carried
+from .flags import explains
 
-__all__ = ["PATHS", "activate", "carried_by", "load_active", "say", "summary"]
+__all__ = ["PATHS", "activate", "carried_by", "explaining", "load_active", "say", "summary"]
 
 #: Where the values stand in a policy that can be in conflict with an engine.
 PATHS = (
@@ -56,7 +59,7 @@ def load_active(source: str, engine: str) -> ActivePolicy:
 def activate(carried: Carried, engine: str) -> ActivePolicy:
     """The policy of a child process, from what its launcher carried."""
     policy = policy_from_flat(carried.flat, engine=engine)
-    compiled = compile_policy(policy, engine)
+    compiled = explaining(compile_policy(policy, engine))
     return ActivePolicy(
         policy=policy,
         flat=carried.flat,
@@ -69,6 +72,12 @@ def activate(carried: Carried, engine: str) -> ActivePolicy:
         settings=carried.settings,
         conflicts=carried.conflicts,
     )
+
+
+def explaining(compiled: CompiledPolicy) -> CompiledPolicy:
+    """The same policy, with its evictions remembered where this process is to explain misses."""
+    eviction = compiled.eviction
+    return replace(compiled, eviction=replace(eviction, explains=explains(os.environ, eviction.orders_by_metadata)))
 
 
 def carried_by(active: ActivePolicy, handshake_dir: str) -> Carried:

@@ -14,9 +14,14 @@ __all__ = [
     "EVICT_SECONDS",
     "FALLBACKS",
     "FRAGMENTATION",
+    "HISTOGRAMS",
     "INFO",
     "LABELS",
+    "PROTECTED",
+    "REUSED",
+    "REUSED_TOKENS",
     "SECONDS_BUCKETS",
+    "TRAFFIC",
     "VICTIM_DIGEST",
     "Metric",
     "digest_value",
@@ -41,6 +46,31 @@ FALLBACKS = Metric("kvpolicy_fallbacks", "Calls served in the engine's order aft
 ALLOCATOR_FAULTS = Metric(
     "kvpolicy_allocator_faults", "Slots or pages that the allocator's guard found misused, and repaired.", ("kind",)
 )
+REUSED = Metric(
+    "kvpolicy_evicted_before_reuse", "Cache units that were asked for again after their eviction, by rule.", ("rule",)
+)
+REUSED_TOKENS = Metric(
+    "kvpolicy_evicted_before_reuse_tokens", "Tokens computed again because they had been evicted, by rule.", ("rule",)
+)
+#: By the name in :class:`kvpolicy.eviction.ghosts.Ghosts` and in the status; where evictions are remembered.
+HISTOGRAMS = {
+    "age_s": Metric("kvpolicy_evicted_age_seconds", "Age of cache units at their eviction."),
+    "hits": Metric("kvpolicy_evicted_hits", "Hits of cache units at their eviction."),
+    "away_s": Metric("kvpolicy_reuse_after_eviction_seconds", "Time from an eviction until its content came back."),
+    "away_requests": Metric(
+        "kvpolicy_reuse_after_eviction_requests", "Requests from an eviction until its content came back."
+    ),
+}
+PROTECTED = Metric("kvpolicy_protected_tokens", "Cached tokens that a rule protects now.", ("rule",))
+#: By the key in the status's `traffic`; where the policy keeps metadata.
+TRAFFIC = {
+    "requests": Metric("kvpolicy_requests", "Requests that looked their prompt up in the cache."),
+    "prompt_tokens": Metric("kvpolicy_prompt_tokens", "Tokens of their prompts."),
+    "hit_tokens": Metric("kvpolicy_hit_tokens", "Of those, tokens found in the cache."),
+    "short_prompts": Metric("kvpolicy_short_prompts", "Prompts shorter than a page, which are never cached."),
+    "salted_requests": Metric("kvpolicy_salted_requests", "Requests with a cache_salt."),
+    "new_salts": Metric("kvpolicy_new_salts", "Of those, with a salt not seen before."),
+}
 EVICT_SECONDS = Metric("kvpolicy_evict_seconds", "Duration of one eviction call.")
 VICTIM_DIGEST = Metric(
     "kvpolicy_victim_digest",

@@ -115,6 +115,10 @@ class Engine(RuleBasedStateMachine):
     @invariant()
     def agrees_with_brute_force(self) -> None:
         self.tree.index.check()
+        index = self.tree.index.real  # type: ignore[attr-defined]
+        for name, (held_tokens, _) in index.protected_tokens().items():
+            units = [node for node in self.tree.nodes if node.kvp is not None and index.rule_of(node) == name]
+            assert held_tokens == sum(node.size for node in units), "a rule's own tokens were miscounted"
 
     def evictable_tokens(self) -> int:
         """All but what is locked, or above something locked."""

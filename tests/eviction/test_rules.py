@@ -25,7 +25,8 @@ def names(nodes: list[Node]) -> str:
 def used_tokens(tree: Tree) -> dict[str, int]:
     assert isinstance(tree.index, MetadataIndex)
     assert tree.index._rules is not None
-    return tree.index._rules.protected_tokens()
+    counted = tree.index.protected_tokens()
+    return {rule: budget_tokens for rule, (_, budget_tokens) in counted.items() if budget_tokens is not None}
 
 
 def test_unprotected_units_go_first_then_by_weight_then_by_score() -> None:

@@ -11,6 +11,7 @@ import pytest
 from kvpolicy.cli.main import main
 from kvpolicy.language.codes import CODES, Code
 from kvpolicy.language.topics import TOPICS
+from kvpolicy.live.symptoms import SYMPTOMS
 
 PACKAGE = Path(__file__).parents[2] / "kvpolicy"
 
@@ -41,9 +42,18 @@ def test_the_good_example_is_a_usable_policy(code, tmp_path, monkeypatch, capsys
 
 
 def test_every_code_in_the_sources_is_registered_and_every_registered_one_is_used() -> None:
-    sources = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "codes"]
+    sources = [p for p in PACKAGE.rglob("*.py") if p.parent.name != "codes" and p.name != "symptoms.py"]
     used = {code for path in sources for code in re.findall(r"KVP[1-9]\d\d", path.read_text())}
-    assert used == set(CODES)
+    assert used == {*CODES, *SYMPTOMS}
+
+
+@pytest.mark.parametrize("code", SYMPTOMS.values(), ids=SYMPTOMS)
+def test_explain_of_what_a_server_may_have(code, capsys) -> None:
+    assert main(["explain", code.code]) == 0
+    out = capsys.readouterr().out
+    assert f"{code.code}: {code.title}" in out
+    assert "kvpolicy doctor" in out
+    assert main(["explain", code.code, "--format", "json"]) == 0
 
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
@@ -62,7 +72,7 @@ def test_explain_takes_a_bare_number_and_lists_without_one(capsys) -> None:
     assert capsys.readouterr().out.startswith("KVP301: ")
     assert main(["explain"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == [*CODES, *TOPICS]
+    assert listed == [*CODES, *SYMPTOMS, *TOPICS]
 
 
 def test_explain_of_an_unknown_code_is_bad_usage(capsys) -> None:

@@ -16,6 +16,7 @@ from kvpolicy.language.models import Policy
 from kvpolicy.language.mutability import mutability
 from kvpolicy.language.shape import models_in
 from kvpolicy.language.vocabulary import ATTENTION_BACKENDS, DTYPE_ALIASES, EVICTION_POLICIES, KV_DTYPES
+from kvpolicy.live.symptoms import SYMPTOMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 LANGUAGE = (DOCS / "language.md").read_text()
@@ -46,7 +47,7 @@ def test_the_table_of_fields_is_complete_and_says_when() -> None:
 
 def test_every_code_is_listed() -> None:
     rows = dict(re.findall(r"^\| (KVP\d+) \| (.*) \|$", (DOCS / "diagnostics.md").read_text(), re.M))
-    assert rows == {code.code: code.title for code in CODES.values()}
+    assert rows == {code.code: code.title for code in (*CODES.values(), *SYMPTOMS.values())}
 
 
 @pytest.mark.parametrize("text", re.findall(r"^```yaml\n(.*?)^```", LANGUAGE, re.M | re.S))

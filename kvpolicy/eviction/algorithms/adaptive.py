@@ -79,6 +79,9 @@ class Adaptive(ReuseRate):
 
     make_member_order = ReuseRate.make_member_order
 
+    def score_of(self, handle: Handle) -> float | None:
+        return super().score_of(handle) if self.by_rate else None
+
     def inserted(self, handle: Handle) -> None:
         super().inserted(handle)
         self._resident_tokens += handle.kvp.size_tokens

@@ -54,5 +54,8 @@ class GDSF(KeyedAlgorithm):
         if evicted and handle.kvp.state > self.inflation:
             self.inflation = handle.kvp.state
 
+    def score_of(self, handle: Handle) -> float | None:
+        return float(handle.kvp.state)
+
     def clear(self) -> None:
         self.inflation = 0.0

@@ -60,6 +60,9 @@ class HitDensity(Algorithm):
         density = self.density[_class(meta.hits)][_age(self.clock.request_seq - touch_seq)]
         return (density / (meta.size_tokens or 1), touch_seq, meta.order)
 
+    def score_of(self, handle: Handle) -> float | None:
+        return float(self.rank(handle)[0])
+
     def inserted(self, handle: Handle) -> None:
         handle.kvp.state = self.clock.request_seq
 

@@ -103,6 +103,9 @@ class ReuseRate(Algorithm):
         meta = handle.kvp
         return (self.rate(meta.state), meta.touch_seq, meta.order)
 
+    def score_of(self, handle: Handle) -> float | None:
+        return self.rate(handle.kvp.state)
+
     def rate(self, content: Content) -> float:
         """Hits a request that holding the content promises."""
         shift: int = content.shift

@@ -21,6 +21,7 @@ class Score(Algorithm):
 
     def __init__(self, clock: PolicyClock, score: CompiledScore) -> None:
         super().__init__(clock)
+        self._score = score
         self.rises_in_runs = "depth_tokens" in score.fields
         self._is_dynamic = score.score_class == "dynamic"
         self.rank = _rank(score.evaluate if self._is_dynamic else score.key, clock)
@@ -32,6 +33,9 @@ class Score(Algorithm):
         return SampledOrder(self.rank, self.clock) if self._is_dynamic else LazyHeap(self.rank, self.change)
 
     make_member_order = make_order
+
+    def score_of(self, handle: Handle) -> float | None:
+        return float(self._score.evaluate(handle.kvp, self.clock))
 
 
 def _rank(evaluate: Callable[[UnitMeta, PolicyClock], float], clock: PolicyClock) -> Callable[[Handle], Any]:

@@ -59,6 +59,10 @@ class Algorithm:
     def removed(self, handle: Handle, evicted: bool) -> None:
         """The unit is resident no more; ``evicted``: as a victim of this order."""
 
+    def score_of(self, handle: Handle) -> float | None:
+        """The number by which it orders the unit now, smallest first, for people; ``None``: it goes by no number."""
+        return None
+
     def clear(self) -> None:
         """Forget all units and all that was learned."""
 

@@ -63,6 +63,7 @@ class Side:
         core: str = "python",
         by_slots: bool = False,
         sessions: bool = False,
+        explains: bool = False,
     ) -> None:
         self.kind = kind
         self.page = page
@@ -77,7 +78,7 @@ class Side:
         if ours:
             from harness import build_ours
 
-            self.cache, self.active = build_ours(self.params, policy, self.stock)
+            self.cache, self.active = build_ours(self.params, policy, self.stock, explains)
             if os.environ.get("KVPOLICY_TEST_DEAF"):
                 self.cache.tree_core.components[0]._kvp_offer_again = lambda node: None
         else:

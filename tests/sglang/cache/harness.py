@@ -4,6 +4,7 @@ directly."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,12 @@ def attach(active: ActivePolicy, params: Any, factory: Callable[[Any], Any], **a
     return build_cache(active, lambda ctx: factory(ctx.params), context)
 
 
-def build_ours(params: Any, policy: str, factory: Callable[[Any], Any]) -> tuple[Any, ActivePolicy]:
-    """The cache with `policy: <built-in>`, as `--kv-policy` gives it."""
+def build_ours(
+    params: Any, policy: str, factory: Callable[[Any], Any], explains: bool = False
+) -> tuple[Any, ActivePolicy]:
+    """The cache with `policy: <built-in>`, as `--kv-policy` gives it; `explains`: evictions are remembered."""
     active = activate("sglang", {"policy": policy})
+    active.compiled = replace(active.compiled, eviction=replace(active.compiled.eviction, explains=explains))
     built = attach(active, params, factory)
     assert built.guard is not None
     return built.cache, active

@@ -50,7 +50,7 @@ def test_a_block_that_cannot_be_made_says_so(child: _Child, active: ActivePolicy
     result = SimpleNamespace(internal_state={})
     active.index = object()
     child._state(result, None)
-    assert set(result.internal_state["kvpolicy"]) == {"error", "fragmentation"}
+    assert set(result.internal_state["kvpolicy"]) == {"error", "fragmentation", "occupancy"}
 
 
 def test_a_state_without_a_place_for_the_block(child: _Child, active: ActivePolicy, runs: dict[str, Any]) -> None:

@@ -141,7 +141,12 @@ class Driver:
         assert len(free) + len(in_use) == pool.num_gpu_blocks - 1, "a block was lost"
         guard = getattr(pool, "guard", None)
         if guard is not None and not guard.is_stale:
-            pool.guard.units.check(pool.blocks)
+            units = pool.guard.units
+            units.check(pool.blocks)
+            assert units.free_units() == sum(block.block_hash is not None for block in free), "free contents miscounted"
+            for rule, (held_tokens, _) in units.index.protected_tokens().items():
+                held = sum(run.kvp.tokens for run in units.runs.each() if units.index.rule_of(run) == rule)
+                assert held_tokens == held, "a rule's own tokens were miscounted"
 
 
 def random_run(driver: Driver, seed: int, steps: int, *, copies: bool = True, drops: bool = True) -> list[Any]:

@@ -1,0 +1,204 @@
+"""Why something is missing: a bounded memory of what was evicted, looked up when a new unit turns out to be an old one.
+
+Only reports read this; no decision does. So it may look at the machine's clock, and a fault inside ends the memory,
+never a call of the engine: no method raises.
+
+A *ghost* is what is left of an evicted unit, under its ``content_key``. When a unit with that key is inserted again,
+its tokens were evicted before they were reused: that is counted, and explained as a *miss*. Units of one request that
+return one below the other are one miss.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kvpolicy.eviction.base import Handle, PolicyClock
+
+__all__ = ["Ghost", "Ghosts", "Histogram", "Miss"]
+
+#: Ghosts kept, of which each takes some 430 bytes, and misses explained. The oldest go first.
+CAPACITY, MISSES = 32768, 64
+
+SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
+REQUESTS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
+HITS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
+
+
+class Histogram:
+    """Counts by upper bound (inclusive, as Prometheus has it); the last count is of everything above."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0  # sum of all values
+
+    def add(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+
+class Ghost:
+    """One evicted unit, or the units of a run that went together, as they were then."""
+
+    __slots__ = ("cutoff", "evicted_at", "hits", "idle_requests", "rule", "score", "seq", "size_tokens", "time_s")
+
+    def __init__(self, rule: str, size_tokens: int, hits: int, idle_requests: int, score: float | None) -> None:
+        self.rule = rule  # that protected it, "": none
+        self.size_tokens = size_tokens  # of one unit
+        self.hits = hits
+        self.idle_requests = idle_requests  # since its last touch
+        self.score = score  # by which the policy ordered it; None: its order has no number
+        self.cutoff: float | None = None  # the score of the last victim of the same walk
+        self.evicted_at = 0  # tokens that had been evicted in all, before it
+        self.seq = 0  # clock.request_seq
+        self.time_s = 0.0
+
+
+class Miss:
+    """Tokens that had to be computed again because they had been evicted."""
+
+    __slots__ = ("age_requests", "age_s", "first", "start_tokens", "time_s", "tokens", "units", "wanted_tokens")
+
+    def __init__(self, ghost: Ghost, seq: int, time_s: float, start_tokens: int) -> None:
+        self.first = ghost  # where the missing part begins
+        self.age_requests = seq - ghost.seq
+        self.age_s = time_s - ghost.time_s
+        self.time_s = time_s
+        self.start_tokens = start_tokens  # that were still there before it
+        self.tokens = 0  # evicted and asked for again
+        self.units = 0
+        self.wanted_tokens = 0  # by how much larger a pool would have kept it until now, at most
+
+
+class Ghosts:
+    """The memory of one index. ``score_of`` gives the number by which the policy orders a unit."""
+
+    def __init__(
+        self,
+        clock: PolicyClock,
+        score_of: Callable[[Handle], float | None],
+        *,
+        capacity: int = CAPACITY,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.capacity = capacity
+        self.fault = ""  # what ended the memory
+        self.reused: dict[str, int] = {}  # units evicted before they were reused, by rule
+        self.reused_tokens: dict[str, int] = {}
+        self.age_s = Histogram(SECONDS)  # at eviction, since insertion
+        self.hits = Histogram(HITS)  # at eviction
+        self.away_s = Histogram(SECONDS)  # from eviction to the miss
+        self.away_requests = Histogram(REQUESTS)
+        self.misses: deque[Miss] = deque(maxlen=MISSES)
+        self.found_tokens = 0  # of the unit inserted last, from its beginning on: evicted before
+        #: Names of the units of the run inserted next, but the first: set by an adapter whose handles are runs.
+        self.following: Sequence[int] = ()
+        self._clock, self._score_of, self.now_s = clock, score_of, now_s
+        self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
+        self._walk: list[Ghost] = []
+        self._evicted_tokens = 0
+        self._last_order = 0  # UnitMeta.order of the unit that was missed last
+
+    def __len__(self) -> int:
+        return len(self._ghosts)
+
+    # -- what the index tells --
+
+    def inserted(self, meta: Any) -> None:
+        """A unit with this metadata became resident."""
+        if self.fault:
+            return
+        try:
+            meta.birth_s = self.now_s()
+            self.found_tokens = 0
+            if meta.content_key is not None and self._ghosts:
+                self.found_tokens = found = self.asked(meta, meta.content_key)
+                for key in self.following if found else ():
+                    if not (found := self.asked(meta, key, self.found_tokens)):
+                        break
+                    self.found_tokens += found
+            self.following = ()
+        except Exception as fault:
+            self.stop(fault)
+
+    def asked(self, meta: Any, content_key: int, start_tokens: int = 0) -> int:
+        """A unit that is new begins, ``start_tokens`` after its beginning, with this content: how many tokens of that
+        had been evicted, 0 for none. For units that grew together again of several."""
+        ghost = self._ghosts.pop(content_key, None)
+        if ghost is None:
+            return 0
+        tokens: int = min(ghost.size_tokens, meta.tokens - start_tokens)
+        rule = ghost.rule
+        self.reused[rule] = self.reused.get(rule, 0) + 1
+        self.reused_tokens[rule] = self.reused_tokens.get(rule, 0) + tokens
+        seq, now_s = self._clock.request_seq, self.now_s()
+        self.away_s.add(now_s - ghost.time_s)
+        self.away_requests.add(seq - ghost.seq)
+        above = None if meta.parent is None else meta.parent.kvp
+        continues = start_tokens > 0 or (above is not None and above.order == self._last_order)
+        if not continues or not self.misses:
+            before = meta.depth_tokens - meta.tokens + start_tokens
+            self.misses.append(Miss(ghost, seq, now_s, before))
+        miss = self.misses[-1]
+        miss.tokens += tokens
+        miss.units += 1
+        miss.wanted_tokens = max(miss.wanted_tokens, self._evicted_tokens - ghost.evicted_at)
+        self._last_order = meta.order
+        return tokens
+
+    def evicted(self, handle: Handle, rule: str, size_tokens: int, units: int = 1) -> None:
+        """A unit is evicted in the walk that :meth:`end` ends, or so many of a run, which :meth:`name` then names."""
+        if self.fault:
+            return
+        try:
+            meta = handle.kvp
+            ghost = Ghost(
+                rule, size_tokens // units, meta.hits, self._clock.request_seq - meta.touch_seq, self._score_of(handle)
+            )
+            walk = self._walk
+            ghost.time_s = now_s = walk[0].time_s if walk else self.now_s()
+            ghost.seq = self._clock.request_seq
+            ghost.evicted_at = self._evicted_tokens
+            walk.append(ghost)
+            self._evicted_tokens += size_tokens
+            self.age_s.add(now_s - meta.birth_s, units)
+            self.hits.add(meta.hits, units)
+            if meta.content_key is not None and units == meta.units == 1:
+                self._keep(meta.content_key, ghost)
+        except Exception as fault:
+            self.stop(fault)
+
+    def name(self, content_keys: Iterable[int]) -> None:
+        """The contents of the units that :meth:`evicted` was told of last."""
+        if self._walk:
+            for key in content_keys:
+                self._keep(key, self._walk[-1])
+
+    def _keep(self, key: int, ghost: Ghost) -> None:
+        self._ghosts[key] = ghost
+        if len(self._ghosts) > self.capacity:
+            self._ghosts.popitem(last=False)
+
+    def end(self) -> None:
+        """The walk is over."""
+        if self._walk:
+            cutoff = self._walk[-1].score
+            for ghost in self._walk:
+                ghost.cutoff = cutoff
+            self._walk.clear()
+
+    def clear(self) -> None:
+        """The cache was emptied: what comes back now was not evicted by the policy."""
+        self._ghosts.clear()
+        self._walk.clear()
+
+    def stop(self, fault: Exception) -> None:
+        """Remember nothing from now on."""
+        self.fault = f"{type(fault).__name__}: {fault}"
+        self.clear()
