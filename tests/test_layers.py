@@ -25,11 +25,20 @@ ALLOWED = {
         "kvpolicy.replay",
         "kvpolicy.policytest",
         "kvpolicy.fidelity",
+        "kvpolicy.live",
     },
     "kvpolicy.allocators": {"kvpolicy.kernels"},
     "kvpolicy.kernels": set(),
     "kvpolicy.runtime": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
+    "kvpolicy.live": {
+        "kvpolicy.language",
+        "kvpolicy.eviction",
+        "kvpolicy.facts",
+        "kvpolicy.compiler",
+        "kvpolicy.runtime",
+    },
     "kvpolicy_sglang": {
+        "kvpolicy.live",
         "kvpolicy.language",
         "kvpolicy.eviction",
         "kvpolicy.facts",
@@ -40,6 +49,7 @@ ALLOWED = {
         "kvpolicy.fidelity",
     },
     "kvpolicy_vllm": {
+        "kvpolicy.live",
         "kvpolicy.language",
         "kvpolicy.eviction",
         "kvpolicy.facts",
