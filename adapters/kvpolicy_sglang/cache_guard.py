@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from kvpolicy.eviction.base import KeyChange
 
 if TYPE_CHECKING:
-    from kvpolicy.eviction.base import RequestInfo
+    from kvpolicy.eviction.base import RequestInfo, UnitMeta
     from kvpolicy.runtime.active import ActivePolicy
 
-__all__ = ["EvictionGuard", "LeafFeed", "timed"]
+__all__ = ["EvictionGuard", "LeafFeed", "content_key_of", "timed"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -31,12 +31,12 @@ logger = logging.getLogger("kvpolicy")
 class EvictionGuard:
     """One cache's eviction index behind a fault barrier. Methods mirror the index and never raise."""
 
-    def __init__(self, active: ActivePolicy, index: Any, *, needs_metadata: bool, page_tokens: int = 1) -> None:
+    def __init__(self, active: ActivePolicy, index: Any, *, page_tokens: int = 1) -> None:
         self.active = active
-        self.index = index
         self.page_tokens = page_tokens
-        #: With metadata, a leaf is offered to the index only once it carries `kvp`.
-        self.needs_metadata = needs_metadata
+        self.use(index)
+        #: Whether the engine's own order serves, whatever the index holds.
+        self.is_off = False
         #: Evictable leaves the index refused, oldest first; they are offered again at the next walk.
         self._refused: dict[Any, None] = {}
         self._in_walk = False
@@ -47,6 +47,13 @@ class EvictionGuard:
         #: Whether the last walk ended because only protected units were left, none of them needed.
         self.spared = False
 
+    def use(self, index: Any) -> None:
+        """Drive `index` from now on; between two walks."""
+        self.index = index
+        #: With metadata, a leaf is offered to the index only once it carries some.
+        self.needs_metadata: bool = index.needs_metadata
+        self.meta: Callable[[Any], UnitMeta | None] = index.meta
+
     @property
     def observes_touches(self) -> bool:
         """Whether the engine's own changes of a leaf's key must be told: keys that can fall are lost in a heap
@@ -56,7 +63,7 @@ class EvictionGuard:
     # -- membership --
 
     def add(self, node: Any) -> None:
-        if self.needs_metadata and node.kvp is None:
+        if self.needs_metadata and self.meta(node) is None:
             self._refused[node] = None  # stamped right after it is linked in; see cache_metadata
             return
         try:
@@ -91,6 +98,8 @@ class EvictionGuard:
 
     def begin(self) -> bool:
         """Open a walk; False: serve this call in the engine's order."""
+        if self.is_off:
+            return False
         if self._refused:
             for node in list(self._refused):
                 del self._refused[node]
@@ -125,7 +134,7 @@ class EvictionGuard:
             return None, True
         self._walk_tokens += len(node.key)
         try:
-            meta = node.kvp
+            meta = self.meta(node)
             depth_tokens = 0 if meta is None else meta.depth_tokens
             self.index.evicted(node, len(node.key), depth_tokens, node.id)  # ids count nodes: equal on every rank
         except Exception:
@@ -177,7 +186,7 @@ class EvictionGuard:
         self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool
     ) -> bool:
         try:
-            content_key = _content_key(node, self.page_tokens) if self.index.needs_content_key else None
+            content_key = content_key_of(node, self.page_tokens) if self.index.needs_content_key else None
             self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output, content_key)
         except Exception:
             self.fault("insert", "the policy failed on a new unit")
@@ -197,6 +206,13 @@ class EvictionGuard:
             self.fault("split", "the policy failed on a split")
             return False
         return True
+
+    def is_prompt(self, node: Any) -> None:
+        """The unit turned out to hold no generated token."""
+        try:
+            self.index.is_prompt(node)
+        except Exception:
+            self.fault("split", "the policy failed on a split")
 
     def remove(self, node: Any) -> None:
         try:
@@ -241,7 +257,7 @@ def timed(active: ActivePolicy, evict: Callable[..., Any]) -> Callable[..., Any]
     return timed_evict
 
 
-def _content_key(node: Any, page_tokens: int) -> int:
+def content_key_of(node: Any, page_tokens: int) -> int:
     """64 bits of the namespace and the tokens from the root through the node's first page, however the path is cut into
     nodes: a longer prompt that comes back has the same."""
     namespace = f"{node.key.extra_key}\0{getattr(node.key, 'cache_salt', None)}"
