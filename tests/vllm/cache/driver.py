@@ -15,6 +15,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+from kvpolicy.live.preparation import Both
 from kvpolicy.runtime.active import ActivePolicy
 
 BLOCK_TOKENS = 16
@@ -140,8 +141,14 @@ class Driver:
         in_use = [block for block in pool.blocks if block.ref_cnt and not block.is_null]
         assert len(free) + len(in_use) == pool.num_gpu_blocks - 1, "a block was lost"
         guard = getattr(pool, "guard", None)
-        if guard is not None and not guard.is_stale:
-            pool.guard.units.check(pool.blocks)
+        if guard is not None and not guard.is_stale and not self._is_finding(guard):
+            pool.guard.units.check(pool.blocks, is_off=pool.guard.is_off)
+
+    @staticmethod
+    def _is_finding(guard: Any) -> bool:
+        """Whether a policy is being prepared where nobody recorded anything, so that some contents are unknown yet."""
+        index = guard.units.index
+        return guard.is_off and isinstance(index, Both) and not index.preparation.is_ready
 
 
 def random_run(driver: Driver, seed: int, steps: int, *, copies: bool = True, drops: bool = True) -> list[Any]:
