@@ -34,7 +34,8 @@ HEADS, QUERIES, DIM = 8, 4, 128
 STORE_TOKENS = (1, 32, 128, 8192, 32768)
 DECODE = ((64, 8192), (64, 32768), (8, 32768), (1, 8192), (1, 32768), (64, 1024))  # requests, tokens each
 SHAPES = tuple(
-    DecodeShape(block_n=n, num_warps=warps, num_stages=stages, programs_per_sm=programs, scale_v=scale_v)
+    DecodeShape(block_n=n, num_warps=warps, num_stages=stages, programs_per_sm=programs, scale_v=scale_v, packed=packed)
+    for packed in (False, True)
     for scale_v in (False, True)
     for n, warps, stages, programs in (
         (64, 2, 3, 16), (64, 2, 4, 16), (64, 2, 3, 8), (32, 2, 3, 16), (32, 2, 4, 16), (32, 4, 4, 16), (64, 4, 3, 8),
@@ -49,7 +50,7 @@ Side = Callable[[], Any]
 
 def shapes_of(bits: int) -> list[DecodeShape]:
     """Those that differ for it."""
-    return [shape for shape in SHAPES if bits == 8 or not shape.scale_v]
+    return [shape for shape in SHAPES if bits == 8 or not (shape.scale_v or (bits == 16 and shape.packed))]
 
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # slots, K, V

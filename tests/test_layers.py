@@ -17,7 +17,6 @@ ALLOWED = {
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},
     "kvpolicy.fidelity": {"kvpolicy.language", "kvpolicy.facts"},
-    "kvpolicy.live": {"kvpolicy.language", "kvpolicy.facts", "kvpolicy.compiler", "kvpolicy.runtime"},
     "kvpolicy.cli": {
         "kvpolicy.language",
         "kvpolicy.eviction",
@@ -31,7 +30,15 @@ ALLOWED = {
     "kvpolicy.allocators": {"kvpolicy.kernels"},
     "kvpolicy.kernels": {"kvpolicy.facts"},
     "kvpolicy.runtime": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
+    "kvpolicy.live": {
+        "kvpolicy.language",
+        "kvpolicy.eviction",
+        "kvpolicy.facts",
+        "kvpolicy.compiler",
+        "kvpolicy.runtime",
+    },
     "kvpolicy_sglang": {
+        "kvpolicy.live",
         "kvpolicy.language",
         "kvpolicy.eviction",
         "kvpolicy.facts",
@@ -42,6 +49,7 @@ ALLOWED = {
         "kvpolicy.fidelity",
     },
     "kvpolicy_vllm": {
+        "kvpolicy.live",
         "kvpolicy.language",
         "kvpolicy.eviction",
         "kvpolicy.facts",

@@ -96,6 +96,11 @@ class _OverFreeList:
         self.order, self.free_list = order, make_free_list(order, self.free_list.num_units, self.device)
         self.free_list.replace(ids)
 
+    def use_guard(self, guard: Guard | None) -> None:
+        """Check with `guard` from now on, or not at all; between two steps. O(pool)."""
+        self.guard = guard
+        self._reset_guard()
+
     # -- allocating --
 
     def alloc(self, need_size: int) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from kvpolicy.runtime.support import refusal, yield_to_engine
 
 from .allocator_support import supported
 
-__all__ = ["CONSTRUCTION", "build_allocator", "change_order", "install", "is_asked_for"]
+__all__ = ["CONSTRUCTION", "build_allocator", "change_guard", "change_order", "install", "is_asked_for"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -79,6 +79,16 @@ def change_order(active: ActivePolicy, allocator: Any, order: str) -> None:
     state = active.allocator
     state.order, state.free_list = order, allocator.free_list
     state.reason = _reason(order, type(allocator).__mro__[2])
+
+
+def change_guard(active: ActivePolicy, allocator: Any, mode: str) -> None:
+    """Have that allocator checked in another mode, `off` included, and the status say so."""
+    from kvpolicy.allocators.guard import Guard
+
+    state = active.allocator
+    assert state is not None
+    allocator.use_guard(None if mode == "off" else Guard(mode, _reporter(active), state.faults))
+    state.guard = mode
 
 
 def _reason(order: str, engine_class: type) -> str:

@@ -20,7 +20,7 @@ from kvpolicy.eviction.base import KeyChange
 from . import content
 
 if TYPE_CHECKING:
-    from kvpolicy.eviction.base import RequestInfo
+    from kvpolicy.eviction.base import RequestInfo, UnitMeta
     from kvpolicy.runtime.active import ActivePolicy
 
 __all__ = ["EvictionGuard", "LeafFeed", "timed"]
@@ -31,12 +31,12 @@ logger = logging.getLogger("kvpolicy")
 class EvictionGuard:
     """One cache's eviction index behind a fault barrier. Methods mirror the index and never raise."""
 
-    def __init__(self, active: ActivePolicy, index: Any, *, needs_metadata: bool, page_tokens: int = 1) -> None:
+    def __init__(self, active: ActivePolicy, index: Any, *, page_tokens: int = 1) -> None:
         self.active = active
-        self.index = index
         self.page_tokens = page_tokens
-        #: With metadata, a leaf is offered to the index only once it carries `kvp`.
-        self.needs_metadata = needs_metadata
+        self.use(index)
+        #: Whether the engine's own order serves, whatever the index holds.
+        self.is_off = False
         #: Evictable leaves the index refused, oldest first; they are offered again at the next walk.
         self._refused: dict[Any, None] = {}
         self._in_walk = False
@@ -47,6 +47,13 @@ class EvictionGuard:
         #: Whether the last walk ended because only protected units were left, none of them needed.
         self.spared = False
 
+    def use(self, index: Any) -> None:
+        """Drive `index` from now on; between two walks."""
+        self.index = index
+        #: With metadata, a leaf is offered to the index only once it carries some.
+        self.needs_metadata: bool = index.needs_metadata
+        self.meta: Callable[[Any], UnitMeta | None] = index.meta
+
     @property
     def observes_touches(self) -> bool:
         """Whether the engine's own changes of a leaf's key must be told: keys that can fall are lost in a heap
@@ -56,7 +63,7 @@ class EvictionGuard:
     # -- membership --
 
     def add(self, node: Any) -> None:
-        if self.needs_metadata and node.kvp is None:
+        if self.needs_metadata and self.meta(node) is None:
             self._refused[node] = None  # stamped right after it is linked in; see cache_metadata
             return
         try:
@@ -91,6 +98,8 @@ class EvictionGuard:
 
     def begin(self) -> bool:
         """Open a walk; False: serve this call in the engine's order."""
+        if self.is_off:
+            return False
         if self._refused:
             for node in list(self._refused):
                 del self._refused[node]
@@ -125,9 +134,9 @@ class EvictionGuard:
             return None, True
         self._walk_tokens += len(node.key)
         try:
-            meta = node.kvp
+            meta = self.meta(node)
             if self.index.ghosts is not None and meta is not None and meta.content_key is None:
-                meta.content_key = self._content_key(node)  # the lower half of a split has none yet
+                meta.content_key = self.content_key(node)  # the lower half of a split has none yet
             depth_tokens = 0 if meta is None else meta.depth_tokens
             self.index.evicted(node, len(node.key), depth_tokens, node.id)  # ids count nodes: equal on every rank
         except Exception:
@@ -179,16 +188,16 @@ class EvictionGuard:
         self, node: Any, parent: Any, info: RequestInfo, size_tokens: int, depth_tokens: int, is_output: bool
     ) -> bool:
         try:
-            content_key = self._content_key(node) if self.index.needs_content_key else None
+            content_key = self.content_key(node) if self.index.needs_content_key else None
             self.index.insert(node, parent, info, size_tokens, depth_tokens, is_output, content_key)
         except Exception:
             self.fault("insert", "the policy failed on a new unit")
             return False
         if (ghosts := self.index.ghosts) is not None and ghosts.found_tokens:
-            content.ask_below(ghosts, node, self.page_tokens)
+            content.ask_below(ghosts, self.meta(node), node, self.page_tokens)
         return True
 
-    def _content_key(self, node: Any) -> int | None:
+    def content_key(self, node: Any) -> int | None:
         """None where it fails and evictions are remembered: that then ends, and nothing else."""
         try:
             return content.key_of(node, self.page_tokens)
@@ -211,6 +220,13 @@ class EvictionGuard:
             self.fault("split", "the policy failed on a split")
             return False
         return True
+
+    def is_prompt(self, node: Any) -> None:
+        """The unit turned out to hold no generated token."""
+        try:
+            self.index.is_prompt(node)
+        except Exception:
+            self.fault("split", "the policy failed on a split")
 
     def remove(self, node: Any) -> None:
         try:

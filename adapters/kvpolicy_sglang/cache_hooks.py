@@ -24,8 +24,11 @@ __all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of"]
 CONSTRUCTION = "sglang.srt.mem_cache.registry.create_tree_cache"
 
 
-def install(active: ActivePolicy, hooks: Any) -> None:
-    """Register the cache-side hooks of `active` in a scheduler; `hooks` is SGLang's `HookRegistry` or like it."""
+def install(active: ActivePolicy, hooks: Any) -> Callable[[], Built]:
+    """Register the cache-side hooks of `active` in a scheduler; `hooks` is SGLang's `HookRegistry` or like it.
+
+    What is returned gives the cache once it is built.
+    """
     from sglang.srt.plugins.hook_registry import HookType
 
     now = Built(None)
@@ -36,10 +39,11 @@ def install(active: ActivePolicy, hooks: Any) -> None:
         return now.cache
 
     hooks.register(CONSTRUCTION, build, HookType.AROUND)
-    if needs_of(active).index and active.compiled.eviction.needs_metadata:
+    if needs_of(active).index:  # one without metadata may be followed by one that has it
         cache_time.install_scheduler(lambda: now.guard, hooks)
     if active.compiled.allocator.watermark is not None:
         cache_watermark.install(lambda: now.ahead, hooks)
+    return lambda: now
 
 
 def needs_of(active: ActivePolicy) -> Needs:
@@ -59,6 +63,15 @@ class Built(NamedTuple):
     guard: EvictionGuard | None = None  # None: the cache is untouched
     metadata: cache_metadata.Metadata | None = None  # only where the policy needs it
     ahead: cache_watermark.EvictAhead | None = None  # only where the policy has watermarks
+    context: Any = None  # SGLang's TreeCacheBuildContext
+    has_sessions: bool = False  # the engine orders by its session references first
+
+    def lora_name(self, lora_id: str) -> str:
+        """The name that an adapter's operator gave it; ids are random, hence no use to a rule."""
+        runner = getattr(self.context.tp_worker, "model_runner", None)
+        manager = getattr(runner, "lora_manager", None)
+        ref = getattr(manager, "lora_refs", {}).get(lora_id)
+        return getattr(ref, "lora_name", None) or lora_id
 
 
 def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> Built:
@@ -66,7 +79,7 @@ def build_cache(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) -> 
 
     Watermarks come on top of either.
     """
-    built = _build_ordered(active, stock, ctx)
+    built = _build_ordered(active, stock, ctx)._replace(context=ctx)
     if active.compiled.allocator.watermark is None:
         return built
     verdict = watermark_supported(ctx.server_args, ctx)
@@ -99,7 +112,7 @@ def _build_ordered(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) 
         eviction = replace(eviction, explains=False)
     index = eviction.make_index(active.pool_tokens, rank)
     page_tokens = int(ctx.params.page_size)
-    guard = EvictionGuard(active, index, needs_metadata=eviction.needs_metadata, page_tokens=page_tokens)
+    guard = EvictionGuard(active, index, page_tokens=page_tokens)
     is_unified = cache_unified.prepare(ctx.params, guard)
     cache = stock(ctx)
 
@@ -117,11 +130,11 @@ def _build_ordered(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any) 
     metadata = None
     if eviction.needs_metadata:
         stamp = cache_metadata.attach_unified if is_unified else cache_metadata.attach_radix
-        metadata = stamp(cache, guard, _lora_names(ctx))
+        metadata = stamp(cache, guard, Built(cache, context=ctx).lora_name)
         cache_admit.attach(cache, metadata)
     tree = f"{type(cache).__name__}, {type(cache.tree_core).__name__}" if is_unified else type(cache).__name__
     active.serve(index, eviction, f"our index on {tree}")
-    return Built(cache, guard, metadata)
+    return Built(cache, guard, metadata, has_sessions=has_sessions)
 
 
 def _stock(active: ActivePolicy, stock: Callable[[Any], Any], ctx: Any, reason: str) -> Built:
@@ -138,15 +151,3 @@ def _conflict(active: ActivePolicy, verdict: Verdict) -> None:
     if refused := refusal(active, verdict):
         raise SystemExit(refused)
     yield_to_engine(active, verdict)
-
-
-def _lora_names(ctx: Any) -> Callable[[str], str]:
-    """Adapter id -> the name its operator gave it; ids are random, hence no use to a rule."""
-
-    def name(lora_id: str) -> str:
-        runner = getattr(ctx.tp_worker, "model_runner", None)
-        manager = getattr(runner, "lora_manager", None)
-        ref = getattr(manager, "lora_refs", {}).get(lora_id)
-        return getattr(ref, "lora_name", None) or lora_id
-
-    return name

@@ -75,8 +75,7 @@ class Metadata:
     def _touch_path(self, node: Any, info: RequestInfo) -> None:
         root = self._root()
         while node is not None and node is not root:
-            if node.kvp is not None:
-                self.guard.touch(node, info)
+            self.guard.touch(node, info)
             node = node.parent
 
     # -- nodes --
@@ -94,20 +93,17 @@ class Metadata:
 
     def split(self, upper: Any, lower: Any) -> None:
         """`upper` is the new ancestor half of what was `lower` alone."""
-        if lower.kvp is None:
-            return
         if self.guard.split(upper, lower, len(upper.key)):
-            state, meta = self.current, upper.kvp
+            state, meta = self.current, self.guard.meta(upper)
             # Stock cuts a finished request's leaf at the end of its prompt: the upper half holds no generated token.
-            if meta.is_output and state is not None and meta.depth_tokens <= state.prompt_tokens:
-                meta.is_output = False
+            if meta is not None and meta.is_output and state is not None and meta.depth_tokens <= state.prompt_tokens:
+                self.guard.is_prompt(upper)
 
     def removed(self, node: Any) -> None:
-        if node.kvp is not None:
-            self.guard.remove(node)
+        self.guard.remove(node)
 
     def _depth_tokens(self, node: Any) -> int:
-        meta = node.kvp
+        meta = self.guard.meta(node)
         if meta is not None:
             return int(meta.depth_tokens)
         depth, root = 0, self._root()  # a fault left this node unstamped

@@ -14,7 +14,7 @@ from kvpolicy.runtime.support import Feature, Verdict, decide
 
 from . import cache_unified, probe
 
-__all__ = ["FEATURES", "Needs", "supported", "watermark_supported"]
+__all__ = ["FEATURES", "Needs", "still_supported", "supported", "watermark_supported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +245,12 @@ def supported(server_args: Any, ctx: Any = None, needs: Needs = Needs()) -> Verd
     if not needs.index:
         return Verdict("supported")
     return decide(FEATURES, _Start(server_args, ctx, needs))
+
+
+def still_supported(ctx: Any, needs: Needs) -> Verdict:
+    """As :func:`supported`, for another policy in a scheduler whose cache has our component already."""
+    others = [feature for feature in FEATURES if feature.used is not _has_foreign_component]
+    return decide(others, _Start(ctx.server_args, ctx, needs))
 
 
 #: Rows of the table that watermarks do not go with either. They evict through the cache's own `evict`, whoever orders

@@ -48,19 +48,26 @@ class EvictAhead:
     def __init__(self, active: ActivePolicy, cache: Any, guard: EvictionGuard | None = None) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-        low, high = active.compiled.allocator.watermark
         self._active, self._cache, self._guard, self._params = active, cache, guard, EvictParams
         self._allocator = cache.token_to_kv_pool_allocator
         self._page_tokens = int(self._allocator.page_size)
-        self.mark = Watermark.of_pool(low, high, int(self._allocator.size) // self._page_tokens)
+        self.mark: Watermark | None = None
+        self.use(active.compiled.allocator.watermark)
         self._is_inside = False
         if guard is None:  # else it is timed already
             body = "_evict" if hasattr(cache, "_evict") else "evict"
             setattr(cache, body, timed(active, getattr(cache, body)))
 
+    def use(self, marks: tuple[float, float] | None) -> None:
+        """Aim at these marks, shares of the pool, from now on; None: the engine evicts what an allocation lacks."""
+        pages = int(self._allocator.size) // self._page_tokens
+        self.mark = None if marks is None else Watermark.of_pool(*marks, pages)
+
     def around(self, stock: Callable[..., Any], tree_cache: Any, num_tokens: int) -> Any:
         """The engine asks `tree_cache` for `num_tokens`."""
-        if self._is_inside or tree_cache is not self._cache:  # one hooked place called the other; or another cache
+        if (
+            self.mark is None or self._is_inside or tree_cache is not self._cache
+        ):  # one hooked place called the other; or another cache
             return stock(tree_cache, num_tokens)
         self._is_inside = True
         try:
@@ -71,14 +78,16 @@ class EvictAhead:
 
     def _make_room(self, num_tokens: int) -> None:
         """Never raises."""
+        mark = self.mark
+        assert mark is not None
         try:
             page = self._page_tokens
             free, need = self._free_pages(), -(-num_tokens // page)
             lacking = max(0, need - free)
-            demand = self.mark.demand_pages(free, need, self._cache.evictable_size() // page)
+            demand = mark.demand_pages(free, need, self._cache.evictable_size() // page)
             if demand > lacking:
                 self._evict(demand * page, lacking * page)
-                self.mark.note(self._free_pages() - free, lacking)
+                mark.note(self._free_pages() - free, lacking)
         except Exception:
             self._active.note_fallback("watermark", "evicting ahead of need failed; the engine evicts what it lacks")
 

@@ -21,13 +21,13 @@ def key_of(node: Any, page_tokens: int, start_tokens: int = 0) -> int:
     return int.from_bytes(state.digest(), "big")
 
 
-def ask_below(ghosts: Any, node: Any, page_tokens: int) -> None:
-    """A new node may hold what several nodes held before: ask for each next one where the one above it ended.
+def ask_below(ghosts: Any, meta: Any, node: Any, page_tokens: int) -> None:
+    """A new node, with that metadata, may hold what several nodes held before: ask for each next one where the one
+    above it ended.
 
     Never raises.
     """
     try:
-        meta = node.kvp
         size_tokens, at = len(node.key), ghosts.found_tokens
         while 0 < at < size_tokens:
             found = ghosts.asked(meta, key_of(node, page_tokens, at), at)

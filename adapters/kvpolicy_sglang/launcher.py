@@ -17,7 +17,7 @@ from kvpolicy.runtime.active import ActivePolicy, current
 from kvpolicy.runtime.loading import load_active
 from kvpolicy.runtime.support import refusal
 
-from . import cache_hooks, cache_support, cache_time, pool_hooks, probe, resolution
+from . import cache_hooks, cache_support, cache_time, live_http, pool_hooks, probe, resolution
 from .hooks import HookSet
 from .machine import possible_on
 
@@ -172,6 +172,10 @@ def _start_schedulers(original: Callable[..., Any], cls: type, server_args: Any,
         finally:
             handshake.discard(directory)
         started.scheduler_infos[0]["kvpolicy"] = _verified(active, reports)
+        try:
+            live_http.register(active, server_args, PENDING.hooks)
+        except Exception:
+            active.note_fallback("live", "this server has no /kvpolicy: adding it to the engine's app raised")
 
     started.wait_for_ready = wait_for_ready_and_verify
     return started, processes

@@ -28,7 +28,16 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
         return kind(metric.name, metric.help, (*metric.labels, *names), **more)
 
     info = make(Gauge, metrics.INFO, multiprocess_mode="mostrecent")
-    info.labels(active.name, active.digest[:12], active.core, *values).set(1)
+    runs = info.labels(active.name, active.digest[:12], active.core, *values)
+    runs.set(1)
+
+    def swapped(active: ActivePolicy) -> None:
+        nonlocal runs
+        runs.set(0)  # it was there: a series cannot be taken out of the shared directory
+        runs = info.labels(active.name, active.digest[:12], active.core, *values)
+        runs.set(1)
+
+    active.on_swap = swapped
     evictions = make(Counter, metrics.EVICTIONS)
     tokens = make(Counter, metrics.EVICTED_TOKENS)
     faults = make(Counter, metrics.FALLBACKS)

@@ -13,6 +13,7 @@ __all__ = [
     "require_supported_engine",
     "resolve_seam",
     "resolved",
+    "size",
 ]
 
 
@@ -44,12 +45,22 @@ def resolved(server_args: Any, name: str) -> Any:
 
 def ranks(scheduler: Any) -> dict[str, int]:
     """Where a scheduler stands: tp_rank, pp_rank, dp_rank, and attn_tp_rank (0: the one that answers and reports)."""
+    place = _place(scheduler)
+    return {name: getattr(place, name) or 0 for name in ("tp_rank", "pp_rank", "dp_rank", "attn_tp_rank")}
+
+
+def size(scheduler: Any, name: str) -> int:
+    """One of a scheduler's parallel sizes, like `pp_size`; 1 where this version has no such one."""
+    return int(getattr(_place(scheduler), name, 1) or 1)
+
+
+def _place(scheduler: Any) -> Any:
     place = getattr(scheduler, "ps", None)
     if place is None:  # later versions keep it beside the scheduler
         from sglang.srt.runtime_context import get_parallel
 
         place = get_parallel()
-    return {name: getattr(place, name) or 0 for name in ("tp_rank", "pp_rank", "dp_rank", "attn_tp_rank")}
+    return place
 
 
 def overrider(server_args: Any, name: str) -> str | None:

@@ -9,15 +9,19 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpolicy.facts.unprotected import unprotected_room
+from kvpolicy.live.swap import LiveSwap
 from kvpolicy.runtime import carry, flags, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, set_current
 from kvpolicy.runtime.loading import activate
 
-from . import built, fragmentation, metrics, pool_hooks, probe, resolution
+from . import built, fragmentation, live_carrier, metrics, pool_hooks, probe, resolution
 from .hooks import HookSet
+
+if TYPE_CHECKING:
+    from . import cache_hooks
 
 __all__ = ["register"]
 
@@ -43,6 +47,8 @@ class _Child:
         self.hooks = HookSet()
         self.active: ActivePolicy | None = None
         self.require_pool: Callable[[Any], None] = lambda _pool: None
+        self.built: Callable[[], cache_hooks.Built] | None = None
+        self.swap: LiveSwap | None = None
 
     def register(self) -> None:
         from sglang.srt.plugins.hook_registry import HookType
@@ -52,9 +58,10 @@ class _Child:
             set_current(active)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.__init__", self._build, HookType.AROUND)
             self.hooks.register(f"{_SCHEDULER}.Scheduler.get_internal_state", self._state, HookType.AFTER)
+            self.hooks.register(f"{_SCHEDULER}.Scheduler.set_internal_state", self._change, HookType.AROUND)
             from . import allocator_hooks, cache_hooks
 
-            cache_hooks.install(active, self.hooks)
+            self.built = cache_hooks.install(active, self.hooks)
             allocator_hooks.install(active, self.hooks)
             self.require_pool = pool_hooks.install(active, self.hooks)
         except Exception as error:
@@ -81,10 +88,30 @@ class _Child:
         except SystemExit as error:
             handshake.report_failure(self.carried.handshake_dir, str(error))
             raise
+        self._seat(scheduler)
         self._start_metrics(scheduler)
         handshake.report(self.carried.handshake_dir, {**status.start_facts(active), **probe.ranks(scheduler)})
         logger.info("%s", status.line(active))
         self._say_room(scheduler)
+
+    def _seat(self, scheduler: Any) -> None:
+        """Be ready for live swaps. A failure is logged and counted: the policy that was started with runs."""
+        assert self.active is not None
+        assert self.built is not None
+        try:
+            from .cache_live import CacheSeat
+
+            seat = CacheSeat(self.active, self.built(), scheduler)
+            seat.swap = self.swap = LiveSwap(seat, "sglang", live_carrier.gather_of(scheduler))
+        except Exception:
+            self.active.note_fallback("live", "the policy of this server cannot be swapped while it runs")
+
+    def _change(self, original: Callable[..., Any], scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around `Scheduler.set_internal_state`: a message of a live swap is ours, everything else the engine's."""
+        message = live_carrier.unpack(recv_req)
+        if message is None:
+            return original(scheduler, recv_req, *args, **kwargs)
+        return live_carrier.answer(self.swap is not None and self.swap.handle(message))
 
     def _say_room(self, scheduler: Any) -> None:
         """Warn where protection leaves less than one request: only now is the pool's real size known.
@@ -119,6 +146,8 @@ class _Child:
             block = {"error": f"{type(error).__name__}: {error}"}
         block["occupancy"] = self._occupancy(scheduler)
         block["fragmentation"] = self._fragmentation(scheduler)
+        if self.swap is not None:
+            block["live"] = self.swap.to_json()
         try:
             result.internal_state["kvpolicy"] = block
         except Exception:

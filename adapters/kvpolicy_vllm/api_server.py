@@ -1,4 +1,4 @@
-"""The HTTP side: `GET /kvpolicy`, and `kvpolicy_*` in `/metrics`.
+"""The HTTP side: `GET /kvpolicy`, `POST /kvpolicy/apply` and `/rollback`, and `kvpolicy_*` in `/metrics`.
 
 vLLM's endpoint plugins are off unless VLLM_PLUGINS names them, which would turn every other plugin off. So the app that
 vLLM builds gets one route more, and its `/metrics` is asked through ours. A failure of ours leaves vLLM's answer.
@@ -7,13 +7,17 @@ vLLM builds gets one route more, and its `/metrics` is asked through ours. A fai
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from kvpolicy.live import server
+
 from . import hooks, probe
-from .engine_core import STATUS_METHOD
+from .engine_core import LIVE_METHOD, STATUS_METHOD
 
 __all__ = ["PATH", "register"]
 
@@ -38,24 +42,48 @@ def register() -> None:
 
 def _build_app(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     app = original(*args, **kwargs)
+    given = getattr(args[0] if args else kwargs.get("args"), "api_key", None) or [os.environ.get("VLLM_API_KEY")]
     try:
-        _extend(app)
+        _extend(app, [key for key in given if key])
     except Exception:
         logger.exception("kvpolicy: the server has no %s and no kvpolicy metrics", PATH)
     return app
 
 
-def _extend(app: Any) -> None:
+def _extend(app: Any, keys: list[str]) -> None:
+    from fastapi import Request
     from fastapi.responses import JSONResponse
     from starlette.routing import Route
 
-    async def kvpolicy_status() -> JSONResponse:
+    def caller(request: Request) -> tuple[str | None, str | None, list[str]]:
+        peer = request.client.host if request.client is not None else None
+        return request.headers.get("authorization"), peer, keys
+
+    async def kvpolicy_status(request: Request) -> JSONResponse:
         try:
             engines = await ask_engines(app)
         except Exception as error:
             return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 503)
-        return JSONResponse({"engines": [engine["block"] for engine in engines]})
+        policy = engines[0]["policy"] if engines and server.may_read(*caller(request)) else None
+        return JSONResponse({"engine": "vllm", "engines": [engine["block"] for engine in engines], "policy": policy})
 
+    desk = server.Desk(_Engines(app))
+
+    def forbidden(request: Request) -> str | None:
+        return server.why_forbidden(*caller(request), os.environ)
+
+    async def kvpolicy_apply(request: Request) -> JSONResponse:
+        status, answer = await server.answer_request(request, desk.apply, forbidden(request))
+        return JSONResponse(answer, status)
+
+    async def kvpolicy_rollback(request: Request) -> JSONResponse:
+        status, answer = await server.answer_request(request, desk.rollback, forbidden(request))
+        return JSONResponse(answer, status)
+
+    for handler in (kvpolicy_status, kvpolicy_apply, kvpolicy_rollback):
+        handler.__annotations__["request"] = Request  # FastAPI would look the name up in this module
+    app.add_api_route(f"{PATH}/apply", kvpolicy_apply, methods=["POST"], include_in_schema=False)
+    app.add_api_route(f"{PATH}/rollback", kvpolicy_rollback, methods=["POST"], include_in_schema=False)
     app.add_api_route(PATH, kvpolicy_status, methods=["GET"], include_in_schema=False)
     if any(getattr(route, "path", None) == "/metrics" for route in app.routes):
         app.router.routes.insert(0, Route("/metrics", _Metrics(app)))
@@ -65,6 +93,24 @@ async def ask_engines(app: Any) -> list[dict[str, Any]]:
     """What each engine behind this server answers of its policy."""
     answers = await probe.call_every_engine(app.state.engine_client.engine_core, STATUS_METHOD)
     return [answer for answer in answers if answer is not None]
+
+
+class _Engines:
+    """A :class:`kvpolicy.live.server.Channel` through vLLM's utility calls."""
+
+    engine = "vllm"
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def send(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        client = self._app.state.engine_client.engine_core
+        return await probe.call_every_engine(client, LIVE_METHOD, json.dumps(message))
+
+    async def running(self) -> dict[str, Any]:
+        engines = await ask_engines(self._app)
+        policy: dict[str, Any] = engines[0]["policy"]
+        return policy
 
 
 async def kvpolicy_families(app: Any) -> list[Any]:

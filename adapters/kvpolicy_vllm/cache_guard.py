@@ -29,8 +29,9 @@ MAX_FAULTS = 32
 class CacheGuard:
     """One block pool's policy behind a fault barrier. No method raises."""
 
-    def __init__(self, active: ActivePolicy, pool: Any, units: CachedUnits) -> None:
+    def __init__(self, active: ActivePolicy, pool: Any, units: CachedUnits, *, is_off: bool = False) -> None:
         self.active = active
+        self.is_off = is_off  # vLLM's own order serves, and what becomes of the blocks is only recorded
         self.units = units
         self._pool = pool
         self._request: RequestState | None = None  # whose blocks are being allocated

@@ -1,4 +1,4 @@
-"""Put the policy's eviction into the block pool that vLLM is about to build, and swap it in one that exists.
+"""Put the policy's eviction into the block pool that vLLM is about to build.
 
 `install` runs in the EngineCore process before the scheduler is built. It gives vLLM's coordinator a subclass of its
 own block pool, and attaches the policy to the pool once the engine has said what it holds. A policy that asks for
@@ -17,12 +17,25 @@ from .cache_support import supported
 from .cache_units import CachedUnits
 
 if TYPE_CHECKING:
+    from kvpolicy.compiler import CompiledPolicy
     from kvpolicy.eviction import CompiledEviction
     from kvpolicy.runtime.active import ActivePolicy
 
-__all__ = ["EvictionRefused", "attach", "install", "needs_index", "patch", "refuse", "swap", "verdict_on"]
+__all__ = [
+    "STOCK_REASON",
+    "EvictionRefused",
+    "attach",
+    "install",
+    "needs_index",
+    "patch",
+    "refuse",
+    "serves_stock",
+    "start_verdict",
+    "verdict_on",
+]
 
 _STOCK_ORDERS = (None, "lru")
+STOCK_REASON = "the policy asks for vLLM's own order: its free queue serves, at its speed"
 
 
 class EvictionRefused(RuntimeError):
@@ -39,7 +52,7 @@ def install(active: ActivePolicy, vllm_config: Any) -> None:
     Raises:
         EvictionRefused: this configuration cannot honour the policy.
     """
-    refuse(active, verdict_on(active, vllm_config, None))
+    refuse(active, start_verdict(active, vllm_config, None))
     _pending[:] = [(active, vllm_config)]
     patch()
 
@@ -65,47 +78,38 @@ def attach(active: ActivePolicy, pool: Any, vllm_config: Any, kv_cache_config: A
         EvictionRefused: this pool cannot honour the policy.
     """
     eviction = active.compiled.eviction
+    pool.block_tokens = block_tokens
     active.pool_tokens = (pool.num_gpu_blocks - 1) * block_tokens  # one block is vLLM's null block
-    verdict = verdict_on(active, vllm_config, kv_cache_config)
+    verdict = start_verdict(active, vllm_config, kv_cache_config)
     refuse(active, verdict)
-    active.core, active.algorithm, active.index = "engine", "lru, vLLM's free queue", None
     if verdict.kind == "stock":
         yield_to_engine(active, verdict)
-        active.core_reason = verdict.message
+        serves_stock(active, verdict.message)
     elif winner := active.eviction_yielded_to:
-        active.core_reason = f"{winner} won over the policy (on_conflict: warn)"
+        serves_stock(active, f"{winner} won over the policy (on_conflict: warn)")
     elif not needs_index(eviction):
-        active.core_reason = "the policy asks for vLLM's own order: its free queue serves, at its speed"
+        serves_stock(active, STOCK_REASON)
     else:
-        swap(active, pool, eviction, block_tokens)
+        _serve(active, pool, block_tokens)
 
 
-def swap(active: ActivePolicy, pool: Any, eviction: CompiledEviction, block_tokens: int | None = None) -> None:
-    """Make `eviction` the order of `pool` from now on, between two steps. O(cached blocks); nothing is evicted.
-
-    Contents that are cached already keep their age, hits and prefix tree where the policy before kept them; protection
-    starts with the next touch. `block_tokens` is needed where no policy ran before. `pool` must be a `PolicyBlockPool`.
-    """
-    from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
-
+def _serve(active: ActivePolicy, pool: Any, block_tokens: int) -> None:
+    """Make the policy's eviction the order of `pool`, which nothing has used yet."""
     from .cache_pool import PolicyQueue
 
-    before: CacheGuard | None = pool.guard
-    free = pool.free_block_queue.get_all_free_blocks()  # in vLLM's own order, whatever the policy was
-    if not needs_index(eviction):
-        pool.guard, pool.free_block_queue = None, FreeKVCacheBlockQueue(free)
-        active.core, active.index, active.algorithm = "engine", None, "lru, vLLM's free queue"
-        active.core_reason = "the policy asks for vLLM's own order: its free queue serves, at its speed"
-        return
-    if block_tokens is None:
-        block_tokens = before.units.block_tokens if before is not None else pool.hash_block_size
-    active.pool_tokens = (pool.num_gpu_blocks - 1) * block_tokens
+    eviction = active.compiled.eviction
     index = eviction.make_index(active.pool_tokens)
     units = CachedUnits(index, block_tokens)
-    units.rebuild(pool.blocks, free, before.units if before is not None else None)
-    guard = CacheGuard(active, pool, units)
-    pool.guard, pool.free_block_queue = guard, PolicyQueue(free, guard)
+    units.rebuild(pool.blocks, pool.free_block_queue.get_all_free_blocks())
+    pool.guard = CacheGuard(active, pool, units)
+    PolicyQueue.over(pool.free_block_queue, pool.guard)
     active.serve(index, eviction, "our index on vLLM's block pool")
+
+
+def serves_stock(active: ActivePolicy, reason: str) -> None:
+    """Say that vLLM's own order decides."""
+    active.core, active.index, active.algorithm = "engine", None, "lru, vLLM's free queue"
+    active.core_reason = reason
 
 
 def needs_index(eviction: CompiledEviction) -> bool:
@@ -121,15 +125,21 @@ def refuse(active: ActivePolicy, verdict: Verdict) -> None:
         raise EvictionRefused(refused)
 
 
-def verdict_on(active: ActivePolicy, vllm_config: Any, kv_cache_config: Any) -> Verdict:
-    eviction = active.compiled.eviction
+def start_verdict(active: ActivePolicy, vllm_config: Any, kv_cache_config: Any) -> Verdict:
+    """Whether a start can honour the policy's eviction; what was yielded to the engine before is settled."""
+    if active.eviction_yielded_to and active.compiled.eviction.core != "engine":
+        return Verdict("supported")
+    return verdict_on(active.compiled, vllm_config, kv_cache_config)
+
+
+def verdict_on(compiled: CompiledPolicy, vllm_config: Any, kv_cache_config: Any) -> Verdict:
+    """Whether this configuration can honour the policy's eviction."""
+    eviction = compiled.eviction
     if eviction.core == "engine":
         asked = eviction.score is not None or eviction.orders_by_metadata or eviction.policy not in _STOCK_ORDERS
         message = "with `core: engine` vLLM's own order serves, and it has no other than lru"
         return Verdict("stock", "eviction.core: engine", message) if asked else Verdict("supported")
-    if active.eviction_yielded_to or not needs_index(eviction):
-        return Verdict("supported")
-    return supported(vllm_config, kv_cache_config)
+    return supported(vllm_config, kv_cache_config) if needs_index(eviction) else Verdict("supported")
 
 
 # -- in the engine's methods: a pool without a guard takes vLLM's path --

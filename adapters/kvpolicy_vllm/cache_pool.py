@@ -21,9 +21,21 @@ __all__ = ["PolicyBlockPool", "PolicyQueue"]
 class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
     """Blocks without cached content go first, as in vLLM; then the policy's victims."""
 
-    def __init__(self, blocks: list[Any], guard: CacheGuard) -> None:
-        super().__init__(blocks)
-        self._guard = guard
+    _guard: CacheGuard
+    #: Up to where somebody has walked the list from its front; kept in it whatever leaves.
+    cursor: Any = None
+
+    @classmethod
+    def over(cls, queue: Any, guard: CacheGuard) -> None:
+        """Let the policy choose what leaves `queue`, vLLM's own, which keeps its blocks and their order. O(1)."""
+        queue.__class__ = cls
+        queue._guard = guard
+
+    def give_back(self) -> None:
+        """Be vLLM's queue again. O(1)."""
+        self.cursor = None
+        del self._guard
+        self.__class__ = FreeKVCacheBlockQueue
 
     def popleft(self) -> Any:
         return self.popleft_n(1)[0] if self.num_free_blocks else super().popleft()
@@ -31,6 +43,8 @@ class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
     def popleft_n(self, n: int) -> list[Any]:
         if n <= 0 or n > self.num_free_blocks:
             return super().popleft_n(n)
+        if self._guard.is_off:
+            return self._leave_to_engine(n)
         blocks = super().popleft_n(empty) if (empty := self._count_empty(n)) else []
         if len(blocks) == n:
             return blocks
@@ -40,6 +54,22 @@ class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         blocks += victims
         if len(blocks) < n:
             blocks += self._in_stock_order(n - len(blocks))
+        return blocks
+
+    def remove(self, block: Any) -> None:
+        self._step_back(block)
+        super().remove(block)
+
+    def _step_back(self, block: Any) -> None:
+        """`block` is about to leave the list."""
+        if block is self.cursor:
+            self.cursor = block.prev_free_block
+
+    def _leave_to_engine(self, n: int) -> list[Any]:
+        blocks: list[Any] = super().popleft_n(n)
+        if self.cursor is not None and any(block is self.cursor for block in blocks):
+            self.cursor = self.fake_free_list_head
+        self._guard.dropped([(block, block.block_hash) for block in blocks if block.block_hash is not None])
         return blocks
 
     def append(self, block: Any) -> None:
@@ -69,6 +99,7 @@ class PolicyBlockPool(BlockPool):  # type: ignore[misc]
     """vLLM's pool, telling the policy what becomes of its blocks. Without a `guard` it is vLLM's pool."""
 
     guard: CacheGuard | None = None
+    block_tokens: int  # set with the policy
 
     def cache_full_blocks(
         self, request: Any, blocks: list[Any], num_cached_blocks: int, num_full_blocks: int, *args: Any, **kwargs: Any
@@ -96,7 +127,7 @@ class PolicyBlockPool(BlockPool):  # type: ignore[misc]
         dropped = [(block, old) for block, old in before if old is not None and block.block_hash is None]
         guard.dropped(dropped)
         for block, _ in dropped:
-            if block.ref_cnt == 0:  # free and empty: it goes first
+            if block.ref_cnt == 0 and not guard.is_off:  # free and empty: it goes first
                 self.free_block_queue.remove(block)
                 self.free_block_queue.prepend_n([block])
 

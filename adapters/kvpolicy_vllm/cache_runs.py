@@ -10,7 +10,6 @@ from operator import is_
 from typing import Any
 
 from kvpolicy.eviction.base import UnitMeta
-from kvpolicy.eviction.index import EvictionIndex
 
 __all__ = ["Run", "Runs", "content_key"]
 
@@ -85,9 +84,10 @@ class Run:
 class Runs(dict[bytes, Run]):
     """The runs of one pool, each under all of its contents, and the cutting of them, of which `index` is told."""
 
-    def __init__(self, index: EvictionIndex) -> None:
+    def __init__(self, index: Any) -> None:
+        """`index`: an EvictionIndex, or what stands for one."""
         super().__init__()
-        self._index = index
+        self.index = index
 
     def each(self) -> list[Run]:
         """All runs, parents first: a dict keeps the order of creation."""
@@ -97,8 +97,8 @@ class Runs(dict[bytes, Run]):
         """Leave the run its units from that one on, and return the new run of the first `units` above it."""
         upper = run.cut(units)
         self.update(dict.fromkeys(upper.hashes, upper))
-        key = content_key(run.hashes[0]) if self._index.needs_content_key else None
-        self._index.divide(upper, run, len(run.blocks), key)
+        key = content_key(run.hashes[0]) if self.index.needs_content_key else None
+        self.index.divide(upper, run, len(run.blocks), key)
         return upper
 
     def divide(self, run: Run, units: int) -> Run:

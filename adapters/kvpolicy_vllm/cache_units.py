@@ -17,9 +17,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvpolicy.eviction.base import RequestInfo, UnitMeta
+from kvpolicy.eviction.base import RequestInfo
 from kvpolicy.eviction.index import EvictionIndex
-from kvpolicy.eviction.metadata_index import MetadataIndex
 
 from .cache_runs import Run, Runs, content_key
 
@@ -35,14 +34,17 @@ class CachedUnits:
     """
 
     def __init__(self, index: EvictionIndex, block_tokens: int) -> None:
-        self.index = index
         self.block_tokens = block_tokens
         self.runs = Runs(index)
         #: Free blocks whose content is resident elsewhere too, by number, oldest first: a dict is slow at its front.
         self.surplus: OrderedDict[int, Any] = OrderedDict()
         self._tick = 0
-        if isinstance(index, MetadataIndex):
-            index.divider = self.runs.divide
+        self.use(index)
+
+    def use(self, index: Any) -> None:
+        """Tell `index` from now on: an :class:`EvictionIndex`, or what stands for one during a swap and after it."""
+        self.index = self.runs.index = index
+        index.divider = self.runs.divide
 
     # -- what the pool tells --
 
@@ -172,8 +174,7 @@ class CachedUnits:
             for run in self.runs.each():
                 if not self.runs.has_parent(run):
                     run.parent = None
-                    if run.kvp is not None:
-                        run.kvp.parent = None
+                    self.index.orphaned(run)
 
     def victims(self, count: int) -> list[Any]:
         """Up to `count` free blocks whose contents go next; they are no longer units of this cache.
@@ -200,7 +201,8 @@ class CachedUnits:
                 continue
             units = index.sweep(run, most)
             going = run.blocks[: -units - 1 : -1]
-            depth_tokens = 0 if run.kvp is None else run.kvp.depth_tokens
+            meta = index.meta(run)
+            depth_tokens = 0 if meta is None else meta.depth_tokens
             identity = hash(tuple([block.block_id for block in going]))
             index.evicted(run, units * self.block_tokens, depth_tokens, identity, units)
             if index.ghosts is not None:
@@ -221,6 +223,24 @@ class CachedUnits:
         """Contents that nobody uses, copies to spare included."""
         return len(self.surplus) + sum(len(run.blocks) for run in self.runs.each() if run.is_free)
 
+    def found(self, block: Any, tick: int) -> Run | None:
+        """A block with content that was there before this; the run if it is a new one. Repeating it does no harm.
+
+        `tick` is its age, below those of all that happened since.
+        """
+        if block.block_hash not in self.runs:
+            run = self._adopt(block)
+            run.last_access_time, run.is_free = tick, not block.ref_cnt
+            return run
+        self._add_copy(block.block_hash, block)
+        if self.runs[block.block_hash].copies is not None and not block.ref_cnt:
+            self.surplus[block.block_id] = block
+        return None
+
+    def leave_room_for_age(self, ticks: int) -> None:
+        """Let what happens from now on be younger than that many blocks found."""
+        self._tick += ticks
+
     # -- whole --
 
     def clear(self) -> None:
@@ -229,14 +249,12 @@ class CachedUnits:
         self.surplus.clear()
         self.index.reset()
 
-    def rebuild(self, blocks: Iterable[Any], free: Iterable[Any], before: CachedUnits | None = None) -> None:
+    def rebuild(self, blocks: Iterable[Any], free: Iterable[Any]) -> None:
         """Make this agree with the pool, whatever happened: all its `blocks`, and the `free` ones, first out first.
 
-        Contents not known yet are taken over from `before`, or adopted without a request. vLLM keeps no parents, so an
-        adopted unit has none until a request's match passes it; until then its age keeps it behind its children.
+        Contents not known yet are adopted without a request. vLLM keeps no parents, so an adopted unit has none until
+        a request's match passes it; until then its age keeps it behind its children.
         """
-        if before is not None:
-            self._take_over(before)
         resident = _by_content(blocks)
         free = [block for block in free if block.block_hash is not None and not block.ref_cnt]
         free_ids = {block.block_id for block in free}
@@ -250,7 +268,7 @@ class CachedUnits:
                 self.index.remove(run)
         self.surplus.clear()
         unknown = [copies[0] for block_hash, copies in resident.items() if block_hash not in self.runs]
-        for block in sorted(unknown, key=self._depth_tokens):  # parents are older than their children
+        for block in sorted(unknown, key=self.depth_tokens):  # parents are older than their children
             self._adopt(block)
         for run in self.runs.each():
             run.is_free, run.children = False, 0
@@ -275,15 +293,16 @@ class CachedUnits:
                     evictable[run] = None
         self.index.rebuild(evictable)
 
-    def check(self, blocks: Iterable[Any]) -> None:
-        """Debug: AssertionError unless this agrees with the pool's `blocks`."""
+    def check(self, blocks: Iterable[Any], *, is_off: bool = False) -> None:
+        """Debug: AssertionError unless this agrees with the pool's `blocks`; `is_off`: and offers nothing."""
         resident = _by_content(blocks)
         assert resident.keys() == self.runs.keys(), "a content without a unit, or a unit without its content"
         children: dict[Run, int] = {}
         surplus = set()
         for run in self.runs.each():
             assert all(self.runs[block_hash] is run for block_hash in run.hashes), "a content in another run"
-            assert run.kvp is None or run.kvp.units == len(run.blocks), "a run longer or shorter than the index thinks"
+            meta = self.index.meta(run)
+            assert meta is None or meta.units == len(run.blocks), "a run longer or shorter than the index thinks"
             for block_hash, block in zip(run.hashes, run.blocks, strict=True):
                 copies = resident[block_hash]
                 known = [block] if run.copies is None else run.copies
@@ -292,7 +311,8 @@ class CachedUnits:
                     surplus |= {copy.block_id for copy in copies if not copy.ref_cnt}
                 is_free = len(copies) == 1 and not copies[0].ref_cnt
                 assert run.is_free == is_free, "a unit is free or not, and nobody knows"
-            assert (run in self.index) == (run.is_free and not run.children), "a unit wrongly on offer, or not"
+            is_evictable = run.is_free and not run.children and not is_off
+            assert (run in self.index) == is_evictable, "a unit wrongly on offer, or not"
             if self.runs.has_parent(run):
                 children[run.parent] = children.get(run.parent, 0) + 1
         assert surplus == self.surplus.keys(), "free copies were miscounted"
@@ -326,41 +346,16 @@ class CachedUnits:
         self._tick += 1
         run = Run([block.block_hash], [block], None, self._tick, 0)
         self.runs[block.block_hash] = run
-        self._stamp(run, _NOBODY, self._depth_tokens(block), False)
+        self._stamp(run, _NOBODY, self.depth_tokens(block), False)
         return run
 
-    def _depth_tokens(self, block: Any) -> int:
+    def depth_tokens(self, block: Any) -> int:
+        """From the root to the block's end, as far as vLLM says."""
         return block.block_hash_num_tokens or self.block_tokens
-
-    def _take_over(self, before: CachedUnits) -> None:
-        """Make another policy's units this one's: parents first, with what was recorded of each."""
-        clock, index = before.index.clock, self.index
-        index.clock.request_seq, index.clock.now_ms = clock.request_seq, clock.now_ms
-        if not index.takes_runs:
-            for run in before.runs.each():
-                before.runs.shatter(run)
-        self.runs.update(before.runs)
-        self._tick = before._tick
-        if not index.needs_metadata:
-            return
-        for run in self.runs.each():
-            old: UnitMeta | None = run.kvp
-            if old is None:
-                self._stamp(run, _NOBODY, self._depth_tokens(run.blocks[-1]), False)
-                continue
-            parent = run.parent
-            info = RequestInfo(old.cache_salt, old.request_priority, old.session_id, old.lora)
-            self._stamp(run, info, old.depth_tokens, old.is_output)
-            for part in run.up_to(parent):
-                meta: UnitMeta | None = part.kvp
-                if meta is not None:
-                    meta.hits, meta.reuse_gap_s = old.hits, old.reuse_gap_s
-                    meta.birth_seq, meta.birth_ms = old.birth_seq, old.birth_ms
-                    meta.touch_seq, meta.touch_ms = old.touch_seq, old.touch_ms
 
     def _stamp(self, run: Run, info: RequestInfo, depth_tokens: int, is_output: bool) -> None:
         index = self.index
-        if index.needs_metadata:
+        if index.needs_events:
             key = content_key(run.hashes[0]) if index.needs_content_key else None
             if index.ghosts is not None and len(index.ghosts):
                 index.ghosts.following = [content_key(block_hash) for block_hash in run.hashes[1:]]

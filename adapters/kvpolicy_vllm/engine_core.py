@@ -6,6 +6,7 @@ the process with words; nothing here raises once the scheduler serves.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from bisect import bisect_left
@@ -15,6 +16,7 @@ from typing import Any
 
 from kvpolicy.facts.unprotected import unprotected_room
 from kvpolicy.language import digest_of
+from kvpolicy.live.swap import LiveSwap
 from kvpolicy.runtime import carry, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, current, set_current
 from kvpolicy.runtime.flags import CARRY_ENV
@@ -24,11 +26,13 @@ from kvpolicy.runtime.metrics import SECONDS_BUCKETS
 from . import cache_hooks, resolution, worker
 from .hooks import wrap
 
-__all__ = ["STATUS_METHOD", "register"]
+__all__ = ["LIVE_METHOD", "STATUS_METHOD", "register"]
 
 logger = logging.getLogger("kvpolicy")
 
-STATUS_METHOD = "kvpolicy_status"  # of EngineCore, callable through vLLM's utility calls
+# Methods of EngineCore, callable through vLLM's utility calls, which it answers between two steps.
+STATUS_METHOD = "kvpolicy_status"
+LIVE_METHOD = "kvpolicy_live"
 
 
 def register() -> None:
@@ -39,6 +43,7 @@ def register() -> None:
     wrap(EngineCore, "_initialize_kv_caches", _initialize_kv_caches)
     wrap(Scheduler, "__init__", _build_scheduler)
     setattr(EngineCore, STATUS_METHOD, _status)
+    setattr(EngineCore, LIVE_METHOD, _live)
 
 
 def _initialize_kv_caches(original: Callable[..., Any], core: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,6 +134,28 @@ def _build_scheduler(original: Callable[..., Any], scheduler: Any, *args: Any, *
     handshake.report(carried.handshake_dir, {**status.start_facts(active), "workers": active.workers})
     logger.info("%s", status.line(active))
     _say_room(active, scheduler)
+    _seat(active, scheduler)
+
+
+def _seat(active: ActivePolicy, scheduler: Any) -> None:
+    """Be ready for live swaps. A failure is logged and counted: the policy that was started with runs."""
+    try:
+        from .cache_live import PoolSeat
+
+        seat = PoolSeat(active, scheduler.kv_cache_manager.block_pool, scheduler.vllm_config, scheduler.kv_cache_config)
+        seat.swap = scheduler.kvpolicy_swap = LiveSwap(seat, "vllm")
+    except Exception:
+        active.note_fallback("live", "the policy of this engine cannot be swapped while it runs")
+
+
+def _live(core: Any, message: str) -> dict[str, Any]:
+    """`EngineCore.kvpolicy_live(message)`: one message of a live swap, as JSON; the answer to it."""
+    swap: LiveSwap | None = getattr(core.scheduler, "kvpolicy_swap", None)
+    if swap is None:
+        why = "this engine cannot swap policies: it has none, or see its log"
+        return {"state": "refused", "digest": "", "why": [why], "more": False}
+    swap.handle(json.loads(message))
+    return swap.answer.to_json()
 
 
 def _say_room(active: ActivePolicy, scheduler: Any) -> None:
@@ -163,7 +190,13 @@ def _status(core: Any) -> dict[str, Any] | None:
     return {
         "dp_rank": int(rank),
         "evict_seconds_counts": list(counts),
-        "block": {**status.block(active), "workers": active.workers, "occupancy": _occupancy(core, active)},
+        "policy": active.flat,
+        "block": {
+            **status.block(active),
+            "workers": active.workers,
+            "occupancy": _occupancy(core, active),
+            **({"live": swap.to_json()} if (swap := getattr(core.scheduler, "kvpolicy_swap", None)) else {}),
+        },
     }
 
 

@@ -145,7 +145,7 @@ def _refuse(active: ActivePolicy, vllm_config: Any) -> None:
             raise SystemExit(
                 f"kvpolicy: {active.source}: a policy cannot be used with {flag}: Ray actors do not inherit it"
             )
-    if refused := refusal(active, cache_hooks.verdict_on(active, vllm_config, None)):
+    if refused := refusal(active, cache_hooks.start_verdict(active, vllm_config, None)):
         raise SystemExit(refused)
 
 

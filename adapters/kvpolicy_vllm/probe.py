@@ -39,13 +39,13 @@ def local_engine_pids(arguments: tuple[Any, ...]) -> list[int] | None:
     return None
 
 
-async def call_every_engine(client: Any, method: str) -> list[Any]:
+async def call_every_engine(client: Any, method: str, *args: Any) -> list[Any]:
     """Call a method of each EngineCore behind an asynchronous core client; one result an engine, in rank order."""
     if hasattr(client, "call_utility_all_async"):  # from 0.32
-        return list(await client.call_utility_all_async(method))
+        return list(await client.call_utility_all_async(method, *args))
     import asyncio
 
-    calls = [client._call_utility_async(method, engine=engine) for engine in client.core_engines]
+    calls = [client._call_utility_async(method, *args, engine=engine) for engine in client.core_engines]
     return list(await asyncio.gather(*calls))
 
 

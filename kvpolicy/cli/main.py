@@ -18,14 +18,18 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 
 #: command -> one line of help. `kvpolicy.cli.COMMAND` holds `add_arguments(parser)` and `run(args) -> exit code`.
 COMMANDS: dict[str, str] = {
+    "apply": "put a policy in charge of a running server, which keeps its cache",
     "check": "check policies, and with --engine what an engine will make of them",
+    "diff": "say what would change between two policies: hot, idle or restart",
     "doctor": "examine a running server: settings, faults, salts, pages, pressure",
     "explain": "explain a diagnostic code with a bad and a good example, or a topic like pins",
     "fidelity": "measure what a policy's KV dtype costs on a model, through a real engine",
     "init": "write a commented policy to start from",
     "list": "list the shipped policies",
+    "plan": "say what a policy would change on a running server, and what that costs",
     "recommend": "search a policy for a trace, with evidence, or say that stock LRU is best",
     "replay": "replay traces under policies: hit rate, prefill saved, distance to the optimum",
+    "rollback": "return a running server to the policy before the last change",
     "schema": "print the JSON Schema for editors",
     "show": "print the effective policy, after `extends`",
     "test": "run the tests of policies, or random workloads against their invariants",

@@ -108,6 +108,13 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._ghosts)
 
+    def succeed(self, before: Ghosts) -> None:
+        """Remember what another index's memory does, and count on from there."""
+        for name in ("fault", "reused", "reused_tokens", "age_s", "hits", "away_s", "away_requests", "misses"):
+            setattr(self, name, getattr(before, name))
+        self._ghosts, self._evicted_tokens = before._ghosts, before._evicted_tokens
+        self._last_order = before._last_order
+
     # -- what the index tells --
 
     def inserted(self, meta: Any) -> None:

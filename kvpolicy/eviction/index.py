@@ -6,13 +6,13 @@ tenants, scores and kvpolicy's own algorithms need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
-from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, RequestInfo
+from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, RequestInfo, UnitMeta
 from kvpolicy.eviction.ghosts import Ghosts
 from kvpolicy.eviction.tenants import Tenant
 
@@ -43,6 +43,9 @@ class EvictionIndex:
     needs_metadata = False
     #: What was evicted of late, to explain misses; only with metadata, and where somebody asks for it.
     ghosts: Ghosts | None = None
+    #: Set by an engine whose handles are runs: leave a run its last ``units`` units, make a handle of those before,
+    #: report it to ``divide``, and return it.
+    divider: Callable[[Any, int], Any] | None = None
 
     def __init__(self, algorithm: Algorithm, pool_tokens: int) -> None:
         self._algorithm = algorithm
@@ -61,6 +64,11 @@ class EvictionIndex:
         return self._algorithm.make_order()
 
     @property
+    def needs_events(self) -> bool:
+        """Whether an adapter must tell what becomes of resident units: ``insert``, ``touch``, ``split``, ``remove``."""
+        return self.needs_metadata
+
+    @property
     def change(self) -> KeyChange:
         """How keys move, hence what an adapter must observe."""
         return self._algorithm.change
@@ -69,6 +77,11 @@ class EvictionIndex:
     def takes_runs(self) -> bool:
         """Whether one handle may stand for a run of units; each unit has its own otherwise."""
         return not self._algorithm.tells_units_apart
+
+    @property
+    def reads_content_key(self) -> bool:
+        """Whether a decision depends on ``content_key``; a report that wants it can do with it at eviction."""
+        return self._algorithm.needs_content_key
 
     @property
     def needs_content_key(self) -> bool:
@@ -114,6 +127,11 @@ class EvictionIndex:
 
     # -- resident units: nothing to do where no metadata is kept --
 
+    def meta(self, handle: Handle) -> UnitMeta | None:
+        """What is recorded of a resident unit."""
+        meta: UnitMeta | None = handle.kvp
+        return meta
+
     def insert(
         self,
         handle: Handle,
@@ -135,6 +153,16 @@ class EvictionIndex:
     def split(self, upper: Handle, lower: Handle, upper_tokens: int) -> None:
         """``lower`` gave its first ``upper_tokens`` tokens to the new unit ``upper``, now its parent."""
 
+    def is_prompt(self, handle: Handle) -> None:
+        """The unit, said to be output, holds no generated token after all."""
+        if handle.kvp is not None:
+            handle.kvp.is_output = False
+
+    def orphaned(self, handle: Handle) -> None:
+        """The unit's parent went before it, by no choice of ours."""
+        if handle.kvp is not None:
+            handle.kvp.parent = None
+
     def divide(self, upper: Handle, lower: Handle, units: int, content_key: int | None = None) -> None:
         """The run ``lower`` kept its last ``units`` units; those before are the new run ``upper``, now its parent.
         ``content_key`` names the first that ``lower`` kept. Engine fields are set on both."""
@@ -149,6 +177,19 @@ class EvictionIndex:
     def remove(self, handle: Handle) -> None:
         """The unit is resident no more."""
         self.discard(handle)
+
+    def adopt(
+        self,
+        handle: Handle,
+        parent: Handle | None,
+        size_tokens: int,
+        depth_tokens: int,
+        before: UnitMeta | None = None,
+        kept: tuple[int, int] | None = None,
+        content_key: int | None = None,
+        units: int = 1,
+    ) -> None:
+        """A unit or run that was resident before this index, its parent first; ``before``: what another recorded."""
 
     def admit(self, request: RequestInfo, depth_tokens: int, size_tokens: int) -> bool:
         """Whether a unit ending at ``depth_tokens`` may be cached for this request."""
@@ -265,6 +306,10 @@ class EvictionIndex:
 
     # -- whole --
 
+    def succeed(self, before: EvictionIndex) -> None:
+        """Take over another index's counts and digest: what was evicted from a pool stays evicted."""
+        self.counters, self.victims, self.victim_digest = before.counters, before.victims, before.victim_digest
+
     def reset(self, pool_tokens: int | None = None) -> None:
         """Forget every unit (the engine emptied its cache); counters, digest and clock stay."""
         if pool_tokens is not None:
@@ -282,6 +327,10 @@ class EvictionIndex:
         for handle in handles:
             self.add(handle)
 
+    def members(self) -> list[Handle]:
+        """The evictable units, held ones apart, in no particular order."""
+        return [*self._order, *self._stray]
+
     def check(self) -> None:
         """Debug: raise AssertionError on a broken invariant."""
         check = getattr(self._order, "check", None)
@@ -292,11 +341,8 @@ class EvictionIndex:
 
     # -- inner --
 
-    def _members(self) -> list[Handle]:
-        return list(self._order)
-
     def _pop_least_recent(self) -> Handle | None:
-        members = self._members()
+        members = list(self._order)
         if not members:
             return None
         handle = min(members, key=_last_access)

@@ -3,7 +3,7 @@ algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
@@ -16,6 +16,7 @@ from kvpolicy.eviction.tenants import WITHIN_FLOOR, CompiledTenants, Tenant, Ten
 
 __all__ = ["MetadataIndex"]
 
+_NOBODY = RequestInfo()
 #: Weight of the newest gap in ``reuse_gap_s``.
 _GAP_WEIGHT = 0.25
 
@@ -50,9 +51,6 @@ class MetadataIndex(EvictionIndex):
         self._takes_runs = not algorithm.tells_units_apart and not (
             algorithm.rises_in_runs and any(rule.budget_share is not None for rule in rules)
         )
-        #: Set by an engine whose handles are runs: leave a run its last ``units`` units, make a handle of those before,
-        #: report it to ``divide``, and return it.
-        self.divider: Callable[[Handle, int], Handle] | None = None
         self._max_priority = max_priority
         self._units = 0  # ever created
 
@@ -95,6 +93,52 @@ class MetadataIndex(EvictionIndex):
         if self._stray and handle in self._stray:  # it became evictable before it was stamped
             del self._stray[handle]
             self.add(handle)
+
+    def adopt(
+        self,
+        handle: Handle,
+        parent: Handle | None,
+        size_tokens: int,
+        depth_tokens: int,
+        before: UnitMeta | None = None,
+        kept: tuple[int, int] | None = None,
+        content_key: int | None = None,
+        units: int = 1,
+    ) -> None:
+        """As if this policy had been there at the unit's last touch: its rules decide on the state it was left in, and
+        a ttl counts from then.
+
+        ``before`` is copied; without it the unit counts as made and touched now, by nobody. ``kept`` is the rule, by
+        its place, and the policy time in ms until which it holds on where no rule of these matches.
+        """
+        if before is None:
+            self._units += units
+        meta = self._new_meta(_NOBODY, size_tokens, depth_tokens)
+        meta.units = units
+        if before is not None:
+            meta.birth_seq, meta.birth_ms, meta.touch_seq, meta.touch_ms = (
+                before.birth_seq, before.birth_ms, before.touch_seq, before.touch_ms
+            )  # fmt: skip
+            meta.order, meta.hits, meta.reuse_gap_s = before.order, before.hits, before.reuse_gap_s
+            meta.is_output, meta.cache_salt = before.is_output, before.cache_salt
+            meta.session_id, meta.lora = before.session_id, before.lora
+            if before.request_priority is not None:
+                meta.priority = meta.request_priority = self._clamped(before.request_priority)
+        meta.parent, meta.content_key = parent, content_key
+        if self.ghosts is not None:
+            meta.birth_s = before.birth_s if before is not None and before.birth_s else self.ghosts.now_s()
+        handle.kvp = meta
+        if self._tenants is not None:
+            tenant = self._tenants.get(meta.cache_salt)
+            self._tenants.resident(tenant, 1, meta.tokens)
+            if meta.hits:
+                self._tenants.hit(tenant, meta.hits * meta.tokens)
+        try:
+            self._algorithm.inserted(handle)
+            if self._rules is not None:
+                self._rules.adopt(handle, kept)
+        except Exception as fault:
+            self._fault(fault)
 
     def touch(self, handle: Handle, request: RequestInfo) -> None:
         meta = handle.kvp
@@ -194,6 +238,11 @@ class MetadataIndex(EvictionIndex):
             except Exception as fault:
                 self._fault(fault)
 
+    def succeed(self, before: EvictionIndex) -> None:
+        super().succeed(before)
+        if self.ghosts is not None and before.ghosts is not None:
+            self.ghosts.succeed(before.ghosts)
+
     def evicted(
         self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
     ) -> None:
@@ -249,6 +298,15 @@ class MetadataIndex(EvictionIndex):
 
     # -- whole --
 
+    def continue_numbers(self, before: EvictionIndex) -> None:
+        """Number units from here on as ``before`` does, so that those of both stay in their order of creation."""
+        if isinstance(before, MetadataIndex):
+            self._units = before._units
+
+    @property
+    def rules(self) -> tuple[CompiledRule, ...]:
+        return () if self._rules is None else self._rules.rules
+
     def reset(self, pool_tokens: int | None = None) -> None:
         super().reset(pool_tokens)
         if self.ghosts is not None:
@@ -288,7 +346,8 @@ class MetadataIndex(EvictionIndex):
     def _divide_run(self, handle: Handle, units: int) -> Handle:
         if self.divider is None:
             raise TypeError("this engine cannot divide a run")
-        return self.divider(handle, units)
+        upper: Handle = self.divider(handle, units)
+        return upper
 
     def _clamped(self, priority: int) -> int:
         return priority if self._max_priority is None else min(priority, self._max_priority)

@@ -50,17 +50,26 @@ class CompiledEviction:
         """Whether a decision needs what is reported of resident units."""
         return bool(self.rules) or self.tenants is not None or self._algorithm_needs_metadata()
 
-    def make_index(self, pool_tokens: int, rank: Callable[[Handle], Any] | None = None) -> EvictionIndex:
-        """An empty index for a pool of that many tokens, with a clock of its own.
+    def make_index(
+        self,
+        pool_tokens: int,
+        rank: Callable[[Handle], Any] | None = None,
+        *,
+        clock: PolicyClock | None = None,
+        keep_metadata: bool = False,
+    ) -> EvictionIndex:
+        """An empty index for a pool of that many tokens, with a clock of its own unless ``clock`` is given.
 
         ``rank`` puts the engine's own partition of the units before a built-in order; with metadata it is a TypeError.
+        ``keep_metadata``: record what becomes of units even if this policy does not look at it, for one that follows.
         """
-        algorithm = self._make_algorithm(PolicyClock())
+        algorithm = self._make_algorithm(clock if clock is not None else PolicyClock())
+        needs_metadata = self.needs_metadata or keep_metadata
         if rank is not None:
-            if self.needs_metadata or not isinstance(algorithm, KeyedAlgorithm):
+            if needs_metadata or not isinstance(algorithm, KeyedAlgorithm):
                 raise TypeError("an engine's ranks go before a bare built-in order only")
             algorithm = Ranked(algorithm, rank)
-        if not self.needs_metadata:
+        if not needs_metadata:
             return EvictionIndex(algorithm, pool_tokens)
         return MetadataIndex(
             algorithm,

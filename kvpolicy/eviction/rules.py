@@ -184,6 +184,31 @@ class RuleBook:
             handle, meta = upper, upper.kvp
         self._apply(handle, meta, outcome)
 
+    def adopt(self, handle: Handle, kept: tuple[int, int] | None) -> None:
+        """The unit, or run, was resident before these rules: decide as of its last touch, since when nothing that a
+        rule may read has changed. ``kept``: a rule by its place, and until when it holds on if none matches."""
+        meta = handle.kvp
+        while True:
+            outcome, units = self._outcome_of_last(meta)
+            if units == meta.units:
+                break
+            upper = self._divide(handle, units)
+            self._settle(handle, meta, outcome, kept)
+            handle, meta = upper, upper.kvp
+        self._settle(handle, meta, outcome, kept)
+
+    def _settle(self, handle: Handle, meta: UnitMeta, outcome: int, kept: tuple[int, int] | None) -> None:
+        meta.priority, meta.rule_priority = meta.request_priority, None
+        index, expiry_ms = kept or (-1, None)
+        if outcome >= 0:
+            rule = self.rules[outcome]
+            if rule.priority is not None:
+                meta.priority = meta.rule_priority = rule.priority
+            if rule.is_retain:
+                index, expiry_ms = outcome, None if rule.ttl_ms is None else meta.touch_ms + rule.ttl_ms
+        if index >= 0 and (expiry_ms is None or expiry_ms > self._clock.now_ms):
+            self._protect(handle, meta, index, expiry_ms)
+
     def _outcome(self, meta: UnitMeta) -> int:
         """The index of the rule that wins, -1 for none."""
         clock = self._clock
@@ -223,7 +248,8 @@ class RuleBook:
             if rule.priority is not None:
                 meta.priority = meta.rule_priority = rule.priority
             if rule.is_retain:
-                self._protect(handle, meta, outcome, rule)
+                expiry_ms = None if rule.ttl_ms is None else self._clock.now_ms + rule.ttl_ms
+                self._protect(handle, meta, outcome, expiry_ms)
                 return
         if meta.rule >= 0:
             if meta.expiry_ms is None:
@@ -287,7 +313,7 @@ class RuleBook:
                 budget.check()
         self._expiry.check()
 
-    def _protect(self, handle: Handle, meta: UnitMeta, index: int, rule: CompiledRule) -> None:
+    def _protect(self, handle: Handle, meta: UnitMeta, index: int, expiry_ms: int | None) -> None:
         budget = self._budgets[index]
         if budget is not None and meta.depth_tokens > budget.limit_tokens:
             if meta.rule >= 0:
@@ -303,7 +329,7 @@ class RuleBook:
             self._moved(handle)
         else:
             self._touch_member(handle, meta)
-        self._set_expiry(handle, meta, rule.ttl_ms)
+        self._set_expiry(handle, meta, expiry_ms)
         if budget is None:
             return
         while (excess_tokens := budget.used_tokens - budget.limit_tokens) > 0:
@@ -312,12 +338,12 @@ class RuleBook:
             if weakest is handle and meta.hits and excess_tokens <= meta.tokens - meta.size_tokens:
                 # Touched from the end on: the last of its units do not fit, those before them do.
                 upper = self._divide(handle, -(-excess_tokens // meta.size_tokens))
-                self._protect(upper, upper.kvp, index, rule)
+                self._protect(upper, upper.kvp, index, expiry_ms)
                 return
 
-    def _set_expiry(self, handle: Handle, meta: UnitMeta, ttl_ms: int | None) -> None:
-        if ttl_ms is not None:  # the same rule's ttl, and a clock that never goes back: it only moves later
-            meta.expiry_ms = self._clock.now_ms + ttl_ms
+    def _set_expiry(self, handle: Handle, meta: UnitMeta, expiry_ms: int | None) -> None:
+        if expiry_ms is not None:  # the same rule's ttl, and a clock that never goes back: it only moves later
+            meta.expiry_ms = expiry_ms
             self._expiry.add(handle)
 
     def _touch_member(self, handle: Handle, meta: UnitMeta) -> None:

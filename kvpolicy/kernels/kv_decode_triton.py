@@ -38,6 +38,8 @@ class DecodeShape(NamedTuple):
     num_warps: int = 2
     num_stages: int = 3
     scale_v: bool = False  # int8 values, not probabilities, take the scale
+    #: Codes become bf16 four at a time, in inline PTX. Compiled for sm_90, not yet run: for the benchmark to try.
+    packed: bool = False
 
 
 _DECODE = DecodeShape()
@@ -309,7 +311,7 @@ def launch_decode(
     tiles = triton.cdiv(queries, block_h)
     wanted = triton.cdiv(_processors(q.device) * shape.programs_per_sm, requests * heads * tiles)
     splits = min(triton.next_power_of_2(wanted), _MAX_SPLITS)
-    fast = q.is_cuda and q.dtype is torch.bfloat16 and torch.version.hip is None
+    fast = shape.packed and q.is_cuda and q.dtype is torch.bfloat16 and torch.version.hip is None
     partial = torch.empty((requests, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((requests, q_heads, splits), dtype=torch.float32, device=q.device)
     _decode_kernel[(requests, heads * tiles, splits)](

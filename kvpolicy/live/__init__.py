@@ -1,1 +1,5 @@
-"""Talking to a running server about its policy, from outside: plain HTTP, no engine, no third-party package."""
+"""Policies on running servers: what a change would do (:mod:`.plan`), swapping without a restart, and asking a server.
+
+Adapters drive the server's half (:mod:`.swap`); the command line is the client's (:mod:`.client`), plain HTTP without
+third-party packages. No engine is imported.
+"""

@@ -92,6 +92,7 @@ class ActivePolicy:
     watermark: Watermark | None = None  # at work; None: the engine evicts what an allocation lacks
     allocator: AllocatorState | None = None  # None: no allocator of this engine can be replaced
     traffic: Traffic = field(default_factory=Traffic)  # counted only where the policy keeps metadata
+    is_off: bool = False  # switched off while running: the engine's own ways serve
     workers: int = 0  # worker processes that proved to have the policy, where an engine asks them
 
     # -- counters kept here because they exist without an index too --
@@ -100,6 +101,8 @@ class ActivePolicy:
     evict_seconds: float = 0.0
     #: Called as `(active, seconds)` after each eviction call; set by the metrics side when metrics are on.
     on_evict: Callable[[ActivePolicy, float], None] | None = None
+    #: Called as `(active)` after another policy took over while running; set by the metrics side.
+    on_swap: Callable[[ActivePolicy], None] | None = None
     #: Called with the figures of fragmentation whenever a status was asked for; set by the metrics side.
     on_measure: Callable[[dict[str, Any]], None] | None = None
     #: Called as `(active)` when the allocator's guard found something.
@@ -120,6 +123,19 @@ class ActivePolicy:
         self.algorithm = eviction.policy or "lru, the engine's default"
         if eviction.score is not None:
             self.algorithm = f"score ({eviction.score.score_class})"
+
+    def become(
+        self, policy: Policy, flat: dict[str, Any], digest: str, source: str, compiled: Any, is_off: bool = False
+    ) -> None:
+        """Another policy took over while running; what only a start can change is equal in both."""
+        self.policy, self.flat, self.digest, self.source, self.compiled = policy, flat, digest, source, compiled
+        self.name, self.origins, self.is_off = compiled.name, {}, is_off
+        if self.on_swap is not None:
+            try:
+                self.on_swap(self)
+            except Exception:
+                self.on_swap = None
+                self.note_fallback("metrics", "metrics do not name the new policy: their update raised")
 
     def observe_evict(self, seconds: float) -> None:
         """Count one eviction call of the engine. Never raises."""

@@ -99,7 +99,7 @@ def test_the_retention_test_sees_a_ttl_that_ends_too_late(capsys) -> None:
         patch.setattr(
             RuleBook,
             "_set_expiry",
-            lambda self, handle, meta, ttl_ms: set_expiry(self, handle, meta, ttl_ms and ttl_ms + 2000),
+            lambda self, handle, meta, expiry_ms: set_expiry(self, handle, meta, expiry_ms and expiry_ms + 2000),
         )
         code, out = run("test", str(FOLDER / "decaying_priority.yaml"), capsys=capsys)
     assert code == 1

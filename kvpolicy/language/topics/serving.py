@@ -64,13 +64,16 @@ SERVING = topics(
     Topic(
         "reload",
         "changing the policy of a running server",
-        "This version reads a policy at start only: there is no `apply`, `plan` or `rollback`, and no endpoint "
-        "that takes one. docs/language.md says for each field whether a change could take effect at a step "
-        "boundary or only at a restart; nothing acts on the difference yet. Attaching a storage backend to a "
-        "running SGLang is the engine's own, and only when idle.\n\n"
-        "Before the restart: `kvpolicy check` and `kvpolicy test` the new file, `kvpolicy replay` it on today's "
-        "log. Afterwards: /server_info carries the name and the digest of what runs; the same digest on every "
-        "server of a fleet means the same policy.",
+        "`kvpolicy plan FILE --url` compares a policy with what a server runs and says what would change, and "
+        "what that costs; `kvpolicy apply FILE --url` swaps it between two steps on every rank, or on none, and "
+        "the cache keeps its content; `kvpolicy rollback --url` returns to the policy before. What only a start "
+        "can change (page size, dtype, backend) refuses the whole: nothing is half applied. The server must have "
+        "an admin or API key that the caller shows, or be started with KVPOLICY_APPLY=loopback. docs/live.md has "
+        "it all, and docs/language.md says for each field when a change takes effect.\n\n"
+        "Before: `kvpolicy check` and `kvpolicy test` the new file, `kvpolicy replay` it on today's log. With "
+        "--guard, apply watches the hit rate, eviction time or time to first token and rolls back by itself. "
+        "`kvpolicy apply --off` is the switch that leaves everything to the engine. The status carries the name "
+        "and the digest of what runs; the same digest on every server of a fleet means the same policy.",
     ),
     Topic(
         "retraction",

@@ -35,7 +35,7 @@ def active() -> ActivePolicy:
 
 @pytest.fixture
 def guard(active: ActivePolicy) -> EvictionGuard:
-    return EvictionGuard(active, active.compiled.eviction.make_index(100), needs_metadata=True)
+    return EvictionGuard(active, active.compiled.eviction.make_index(100))
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from activation import activate
 from driver import Driver, random_run
-from kvpolicy_vllm.cache_hooks import swap
+from kvpolicy_vllm.cache_live import PoolSeat
+
+from kvpolicy.live.swap import Candidate, LiveSwap
 
 ORDERS: list[dict[str, Any]] = [
     {"policy": "lru"},
@@ -18,9 +20,24 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
-def to(driver: Driver, eviction: dict[str, Any]) -> None:
+def to(
+    driver: Driver, eviction: dict[str, Any], meanwhile: Callable[[], None] = lambda: None, units: int = 256
+) -> None:
+    """Slice by slice, as messages do it, with something in between."""
     assert driver.active is not None
-    swap(driver.active, driver.pool, activate("vllm", eviction).compiled.eviction)
+    config = driver.manager.kv_cache_config
+    swap = LiveSwap(PoolSeat(driver.active, driver.pool, None, config), "vllm")
+    swap.slice_units = units
+    flat = {**driver.active.flat, "eviction": eviction}
+    more = swap.handle({"op": "prepare", "flat": flat, "source": "test"})
+    while more:
+        meanwhile()
+        more = swap.handle({"op": "continue"})
+    assert swap.answer.kind == "ready", swap.answer
+    swap.handle({"op": "commit", "digest": Candidate.of(flat, "test", "vllm").digest})
+    assert swap.answer.kind == "applied", swap.answer
+    while swap.handle({"op": "continue"}):
+        pass
 
 
 @pytest.mark.parametrize(("first", "second"), itertools.permutations(range(len(ORDERS)), 2))
@@ -37,6 +54,34 @@ def check_a_swap_under_load(first: int, second: int) -> None:
     random_run(driver, 9, 200)
     assert driver.active is not None
     assert set(driver.active.fallbacks) <= {"lost"}
+
+
+@pytest.mark.parametrize(("first", "second"), itertools.permutations(range(len(ORDERS)), 2))
+def check_a_swap_while_requests_come_and_go(first: int, second: int) -> None:
+    driver = Driver(40, ORDERS[first])
+    random_run(driver, 1, 120)
+    seeds = itertools.count(100)
+    for round_ in range(4):
+        to(driver, ORDERS[second if round_ % 2 == 0 else first], lambda: random_run(driver, next(seeds), 3), units=4)
+        driver.check()
+        random_run(driver, round_, 60)
+    assert driver.active is not None
+    assert set(driver.active.fallbacks) <= {"lost"}
+
+
+def check_an_apply_that_is_abandoned_leaves_vllms_queue() -> None:
+    driver = Driver(40, {"policy": "lru"})
+    random_run(driver, 1, 120)
+    assert driver.active is not None
+    swap = LiveSwap(PoolSeat(driver.active, driver.pool, None, driver.manager.kv_cache_config), "vllm")
+    swap.slice_units = 4
+    assert swap.handle({"op": "prepare", "flat": {**driver.active.flat, "eviction": {"policy": "lfu"}}})
+    swap.handle({"op": "continue"})
+    random_run(driver, 2, 20)
+    swap.handle({"op": "abort"})
+    assert driver.pool.guard is None
+    assert type(driver.pool.free_block_queue).__name__ == "FreeKVCacheBlockQueue"
+    random_run(driver, 3, 60)
 
 
 def check_hits_survive_a_swap() -> None:
@@ -59,7 +104,7 @@ def check_back_to_vllms_order() -> None:
             each.serve([*range(number * 1000, number * 1000 + 48), 1])  # no pressure yet: the same blocks
     to(driver, {"policy": "lru"})
     assert driver.active is not None
-    assert (driver.active.core, driver.active.index) == ("engine", None)
+    assert driver.active.core == "engine"
     assert random_run(driver, 5, 300, copies=False) == random_run(stock, 5, 300, copies=False)
 
 

@@ -1,0 +1,138 @@
+"""`GET /kvpolicy`, `POST /kvpolicy/apply` and `POST /kvpolicy/rollback` on SGLang's own HTTP app.
+
+The app exists once, in the launching process, and asks through SGLang's own tokenizer manager. With several tokenizer
+workers requests are answered by processes that load no plugins: such a server has no routes of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from kvpolicy.compiler import compile_policy
+from kvpolicy.language import Policy
+from kvpolicy.live import server
+from kvpolicy.runtime.active import ActivePolicy
+
+from . import cache_time, live_carrier, probe
+from .hooks import HookSet
+
+__all__ = ["PATH", "register"]
+
+PATH = "/kvpolicy"
+_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
+
+
+def register(active: ActivePolicy, server_args: Any, hooks: HookSet) -> None:
+    """Add the routes, if this process is about to serve HTTP. Raises what goes wrong."""
+    module = sys.modules.get(_HTTP_SERVER)
+    if module is None or not hasattr(module, "app"):
+        return  # sglang.Engine
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+
+    channel = _Schedulers(module, active)
+    desk = server.Desk(channel, _Stamps(active, hooks).ready_for)
+    key = probe.resolved(server_args, "admin_api_key") or probe.resolved(server_args, "api_key")
+    keys = [key] if key else []
+
+    def caller(request: Request) -> tuple[str | None, str | None, list[str]]:
+        peer = request.client.host if request.client is not None else None
+        return request.headers.get("authorization"), peer, keys
+
+    def forbidden(request: Request) -> str | None:
+        return server.why_forbidden(*caller(request), os.environ)
+
+    async def kvpolicy_status(request: Request) -> JSONResponse:
+        try:
+            blocks = await channel.blocks()
+            policy = channel.known.get(blocks[0]["digest"]) if server.may_read(*caller(request)) else None
+            return JSONResponse({"engine": "sglang", "engines": blocks, "policy": policy})
+        except Exception as error:
+            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 503)
+
+    async def kvpolicy_apply(request: Request) -> JSONResponse:
+        status, answer = await server.answer_request(request, desk.apply, forbidden(request))
+        return JSONResponse(answer, status)
+
+    async def kvpolicy_rollback(request: Request) -> JSONResponse:
+        status, answer = await server.answer_request(request, desk.rollback, forbidden(request))
+        return JSONResponse(answer, status)
+
+    for handler in (kvpolicy_status, kvpolicy_apply, kvpolicy_rollback):
+        handler.__annotations__["request"] = Request  # FastAPI looks the name up in this module, which has it not
+    for handler in (kvpolicy_apply, kvpolicy_rollback):
+        _protect(handler)
+    add = module.app.add_api_route
+    add(PATH, kvpolicy_status, methods=["GET"], include_in_schema=False)
+    add(f"{PATH}/apply", kvpolicy_apply, methods=["POST"], include_in_schema=False)
+    add(f"{PATH}/rollback", kvpolicy_rollback, methods=["POST"], include_in_schema=False)
+
+
+def _protect(handler: Any) -> None:
+    """SGLang's own check asks for the admin key there too, where it has one."""
+    try:
+        from sglang.srt.utils.auth import AuthLevel, auth_level
+    except ImportError:
+        return
+    auth_level(AuthLevel.ADMIN_OPTIONAL)(handler)
+
+
+class _Schedulers:
+    """A :class:`kvpolicy.live.server.Channel` through SGLang's tokenizer manager."""
+
+    engine = "sglang"
+
+    def __init__(self, module: Any, active: ActivePolicy) -> None:
+        self._module = module
+        #: Flattened policies that ran here, by digest; schedulers answer with digests.
+        self.known = {active.digest: active.flat}
+
+    @property
+    def _manager(self) -> Any:
+        return self._module._global_state.tokenizer_manager
+
+    async def send(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        if "flat" in message:
+            from kvpolicy.language import digest_of
+
+            self.known[digest_of(message["flat"])] = message["flat"]
+        if any(await self._manager.set_internal_state(live_carrier.pack(message))) and message["op"] == "continue":
+            return [_GOES_ON]
+        return [block.get("live") or _NO_SEAT for block in await self.blocks()]
+
+    async def blocks(self) -> list[dict[str, Any]]:
+        states = await self._manager.get_internal_state()
+        return [state["kvpolicy"] for state in states if "kvpolicy" in state]
+
+    async def running(self) -> dict[str, Any]:
+        return self.known[(await self.blocks())[0]["digest"]]
+
+
+_GOES_ON = {"state": "preparing", "more": True}  # some group does
+_NO_SEAT = {
+    "state": "refused",
+    "digest": "",
+    "why": ["this scheduler cannot swap policies; see its log"],
+    "more": False,
+}
+
+
+class _Stamps:
+    """Arrival times for a policy that needs them, where the one before did not."""
+
+    def __init__(self, active: ActivePolicy, hooks: HookSet) -> None:
+        self._hooks = hooks
+        self._is_stamping = bool(active.compiled.eviction.needs_time)
+
+    def ready_for(self, policy: Policy) -> str | None:
+        if self._is_stamping or not compile_policy(policy, "sglang").eviction.needs_time:
+            return None
+        try:
+            cache_time.install_tokenizer(self._hooks)
+            self._hooks.apply_now()
+        except (Exception, SystemExit) as error:
+            return f"requests cannot be given arrival times on this server, so ttl would stand still: {error}"
+        self._is_stamping = True
+        return None

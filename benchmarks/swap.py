@@ -1,0 +1,170 @@
+"""How long a live swap holds up the scheduler: its slices, the change-over, and taking the old index apart.
+
+    python benchmarks/swap.py                                     # 100,000 leaves, every pair below
+    python benchmarks/swap.py --leaves 41000 --pairs lru:gdsf --repeats 9
+
+A flat tree of evictable leaves under the first policy, churned (see eviction_index.py). Then a swap to the second one
+as a server does it, 20 touches through lock and unlock between two slices, which both indexes are fed:
+
+``slice ms``   the longest slice of 256 units, and in brackets the median one
+``commit ms``  the change-over, the longest of all repeats
+``retire ms``  the longest slice of 256 units taken apart, the end of the old index included
+``gc ms``      the longest pause of Python's garbage collector in one of these, which is not in their figures: it may
+               come with any allocation of the process, and passes over all that is not frozen
+``slices``     of both kinds; one is done between two steps
+``touch us``   lock + unlock of one leaf: before, while both indexes are fed, and after
+
+Times are CPU times of the thread. What lives at the start is frozen, as SGLang and vLLM can do once they are up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from eviction_index import UNIT_TOKENS, Leaf, Pool, cpu_name, loop_ms, policies
+
+from kvpolicy.eviction import CompiledEviction
+from kvpolicy.live.off import Retirement
+from kvpolicy.live.preparation import Both, Preparation
+
+PAIRS = ("lru:lru", "lru:rules+tenants", "rules+tenants:gdsf", "gdsf:rules+tenants", "rules+tenants:lru")
+TOUCHES = 20
+MS, US = 1e3, 1e6
+
+
+class FlatUnits:
+    """The leaves of a pool, all below the root."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+    def units(self) -> Iterator[Leaf]:
+        yield from list(self.pool.leaves)
+
+    def parent(self, leaf: Leaf) -> None:
+        return None
+
+    def size_tokens(self, leaf: Leaf) -> int:
+        return UNIT_TOKENS
+
+    def count_units(self, leaf: Leaf) -> int:
+        return 1
+
+    def depth_tokens(self, leaf: Leaf, above_tokens: int) -> int:
+        return UNIT_TOKENS
+
+    def content_key(self, leaf: Leaf) -> int:
+        return leaf.place
+
+    def is_evictable(self, leaf: Leaf) -> bool:
+        return True
+
+
+class Collector:
+    """How long Python's garbage collector ran."""
+
+    def __init__(self) -> None:
+        self.total_s = self.longest_s = self._start_s = 0.0
+        gc.callbacks.append(self)
+
+    def __call__(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._start_s = time.thread_time()
+            return
+        took_s = time.thread_time() - self._start_s
+        self.total_s += took_s
+        self.longest_s = max(self.longest_s, took_s)
+
+
+COLLECTOR = Collector()
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    start, collected = time.thread_time(), COLLECTOR.total_s
+    result = run()
+    return time.thread_time() - start - (COLLECTOR.total_s - collected), result
+
+
+def touches(pool: Pool) -> float:
+    return timed(lambda: [pool.use(pool.rng.choice(pool.leaves)) for _ in range(TOUCHES)])[0] / TOUCHES
+
+
+def swap(first: CompiledEviction, second: CompiledEviction, leaves: int) -> dict[str, list[float]]:
+    pool = Pool(first, leaves)
+    gc.collect()
+    gc.freeze()
+    COLLECTOR.longest_s = 0.0
+    times: dict[str, list[float]] = {name: [] for name in ("slice", "commit", "retire", "before", "during", "after")}
+    times["before"] += [touches(pool) for _ in range(200)]
+    took, preparation = timed(lambda: Preparation(second, pool.index, FlatUnits(pool)))
+    pool.index = Both(pool.index, preparation, lambda: None)  # type: ignore[assignment]
+    times["slice"].append(took)
+    more = True
+    while more:
+        took, more = timed(preparation.step)
+        times["slice"].append(took)
+        times["during"].append(touches(pool))
+    assert preparation.is_ready, preparation.fault
+
+    def commit() -> Retirement:
+        both: Any = pool.index
+        both.preparation.index.succeed(both.before)
+        pool.index = both.preparation.index
+        return Retirement(both.before, keeps_handles=False)
+
+    took, retirement = timed(commit)
+    times["commit"].append(took)
+    pool.metadata = pool.index.needs_metadata
+    del preparation  # it knows the old index
+    more = True
+    while more:
+        took, more = timed(retirement.step)
+        times["retire"].append(took)
+    times["after"] += [touches(pool) for _ in range(200)]
+    gc.unfreeze()
+    times["gc"] = [COLLECTOR.longest_s]
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--leaves", type=int, default=100_000)
+    parser.add_argument("--pairs", default=",".join(PAIRS), help="first:second, separated by commas")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    print(f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}")
+    print(f"python {shlex.join(sys.argv)}")
+    print(f"1M loop turns: {loop_ms():.0f} ms (about 40 on an idle current core)")
+    known = policies()
+    header = f"{'swap':<28}{'slice ms':>16}{'commit ms':>11}{'retire ms':>11}{'gc ms':>8}{'slices':>8}   touch us"
+    print(f"\n{args.leaves} leaves, {args.repeats} repeats\n{header}")
+    for pair in args.pairs.split(","):
+        first, second = pair.split(":")
+        runs = [swap(known[first], known[second], args.leaves) for _ in range(args.repeats)]
+        slices = [took for run in runs for took in run["slice"]]
+        commit, retire, collected = (
+            max(took for run in runs for took in run[name]) * MS for name in ("commit", "retire", "gc")
+        )
+        count = len(runs[0]["slice"]) + len(runs[0]["retire"])
+        cost = [
+            statistics.median([took for run in runs for took in run[name]]) * US
+            for name in ("before", "during", "after")
+        ]
+        shown = f"{max(slices) * MS:.2f} ({statistics.median(slices) * MS:.2f})"
+        print(
+            f"{pair:<28}{shown:>16}{commit:>11.2f}{retire:>11.2f}{collected:>8.1f}{count:>8}   "
+            + " / ".join(f"{c:.1f}" for c in cost)
+        )
+
+
+if __name__ == "__main__":
+    main()

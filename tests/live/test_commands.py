@@ -1,0 +1,135 @@
+"""plan, apply and rollback against a server that answers, refuses, or is none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpolicy.cli.main import main
+from kvpolicy.language import load_policy
+from kvpolicy.live.plan import make_plan
+
+RUNS = load_policy("chat", "vllm").flat
+
+
+class Stub(BaseHTTPRequestHandler):
+    """Runs `chat`; answers each POST with ``answer``, or as a server that applied `rag` does."""
+
+    answer: tuple[int, dict[str, Any]] | None = None
+    policy: dict[str, Any] | None = RUNS
+    posted: list[tuple[str, dict[str, Any], str | None]]
+
+    def do_GET(self) -> None:
+        self._answer(200, {"engine": "vllm", "engines": [{"digest": "d" * 64}], "policy": self.policy})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.posted.append((self.path, body, self.headers.get("Authorization")))
+        plan = make_plan(RUNS, load_policy("rag", "vllm").flat).to_json()
+        applied = {"applied": "e" * 64, "off": bool(body.get("off")), "engines": 2, "plan": plan}
+        self._answer(*(self.answer or (200, applied)))
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def stub() -> Iterator[type[Stub]]:
+    handler = type("Handler", (Stub,), {"posted": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        handler.url = f"http://127.0.0.1:{server.server_address[1]}"  # type: ignore[attr-defined]
+        yield handler
+        server.shutdown()
+
+
+def run(stub: Any, *arguments: str) -> int:
+    return main([*arguments, "--url", stub.url])
+
+
+def test_plan_compares_with_what_runs(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub, "plan", "rag") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("policy chat -> rag")
+    assert "-/+ cache.page_size" in out
+    assert run(stub, "plan", "rag", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["class"] == "restart"
+    assert run(stub, "plan", "chat") == 0
+    assert "No changes." in capsys.readouterr().out
+    assert stub.posted == []
+
+
+def test_apply_sends_the_merged_policy_never_a_path(
+    stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPOLICY_API_KEY", "secret")
+    head = "apiVersion: kvpolicy/v1\nkind: KVPolicy\n"
+    (child := tmp_path / "child.yaml").write_text(
+        head + "extends: builtin:rag\nengines: {vllm: {eviction: {policy: lfu}}}\n"
+    )
+    assert run(stub, "apply", str(child), "--expect-digest", "dd") == 0
+    ((path, body, authorization),) = stub.posted
+    assert (path, authorization, body["expect_digest"]) == ("/kvpolicy/apply", "Bearer secret", "dd")
+    assert body["policy"] == load_policy(child, "vllm").flat
+    assert "extends" not in body["policy"]
+    assert body["policy"]["eviction"]["policy"] == "lfu"
+    assert capsys.readouterr().out.endswith("Applied on 2 engine(s): digest eeeeeeeeeeeeeeee.\n")
+
+
+def test_off_and_rollback(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub, "apply", "--off") == 0
+    assert "Switched off on 2 engine(s)" in capsys.readouterr().out
+    assert run(stub, "rollback", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["engines"] == 2
+    assert [(path, body.get("off")) for path, body, _ in stub.posted] == [
+        ("/kvpolicy/apply", True),
+        ("/kvpolicy/rollback", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "code", "said"),
+    [
+        (422, {"error": "a; b", "why": ["a: needs a restart", "b"]}, 1, "  a: needs a restart\n  b\n"),
+        (409, {"error": "the server runs another policy"}, 1, "  the server runs another policy\n"),
+        (403, {"error": "this server has no key"}, 2, "this server has no key"),
+        (404, {"detail": "Not Found"}, 2, "has no /kvpolicy/apply"),
+        (200, {"hello": "world"}, 2, "answers something else"),
+    ],
+)
+def test_a_server_that_does_not(
+    stub: Any, capsys: pytest.CaptureFixture[str], status: int, answer: dict[str, Any], code: int, said: str
+) -> None:
+    stub.answer = (status, answer)
+    assert run(stub, "apply", "rag") == code
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_a_server_that_hides_its_policy_says_how_to_see_it(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.policy = None
+    assert run(stub, "plan", "rag") == 2
+    assert "--api-key" in capsys.readouterr().err
+
+
+def test_bad_usage(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub, "apply") == 2
+    assert run(stub, "apply", "rag", "--off") == 2
+    (bad := tmp_path / "bad.yaml").write_text("kind: nothing\n")
+    assert run(stub, "apply", str(bad)) == 1
+    assert main(["plan", "rag", "--url", "http://127.0.0.1:1"]) == 2
+    assert stub.posted == []
+    capsys.readouterr()
