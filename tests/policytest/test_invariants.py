@@ -79,8 +79,8 @@ def _ranks_differ(patch: pytest.MonkeyPatch) -> None:
     counter = itertools.count()
     evicted = EvictionIndex.evicted
 
-    def random(self, handle, size, depth=0, identity=0):
-        evicted(self, handle, size, depth, next(counter))
+    def random(self, handle, size, depth=0, identity=0, units=1):
+        evicted(self, handle, size, depth, next(counter), units)
 
     patch.setattr(EvictionIndex, "evicted", random)
 
