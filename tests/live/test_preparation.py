@@ -217,7 +217,12 @@ def test_a_swap_at_any_moment_loses_nothing_and_orders_as_if_built_at_once() -> 
 def test_the_machine_notices_an_event_that_is_missed(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Preparation, event, lambda self, *_: None)
     searching = settings(
-        max_examples=150, stateful_step_count=60, deadline=None, phases=[Phase.generate], database=None
+        max_examples=500,
+        stateful_step_count=60,
+        deadline=None,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
     )
     with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(Swapping, settings=searching)

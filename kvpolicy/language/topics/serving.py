@@ -9,17 +9,18 @@ __all__ = ["SERVING"]
 SERVING = topics(
     Topic(
         "doctor",
-        "router and engine disagree: there is no `kvpolicy doctor` yet",
+        "what is wrong with a running server; and where router and engine disagree",
+        "`kvpolicy doctor --url` compares each setting as requested and as effective, and looks for faults, salts "
+        "that are hardly ever seen again, prompts shorter than a page, and pressure (each finding has a code, and says "
+        "what to do). It asks the server, not a router.\n\n"
         "A cache-aware router computes block hashes as it believes the engine does. If the page size, the salt or "
         "the tokenizer differs, its overlap is 0 for ever, and nothing says so (dynamo#8197, dynamo#13216, "
-        "llm-d#2500). No command of this version asks a router and compares.\n\n"
-        "What exists: `kvpolicy check --engine --model --gpu` says before the start which page size the engine "
-        "will really run (KVP501, KVP511). At the start a page size that is neither asked for nor accepted ends "
-        "the server (on_conflict: error). Afterwards /server_info shows each setting as requested and as "
-        "effective, with what decided it.\n\n"
-        "By hand: compare the effective page size with the router's block size; send one prompt twice through the "
-        "router and once past it, with cached tokens reported (SGLang: --enable-cache-report). A hit past the "
-        "router and none through it means that it changes the prompt or the salt.",
+        "llm-d#2500). By hand: compare the effective page size with the router's block size; send one prompt twice "
+        "through the router and once past it, with cached tokens reported (SGLang: --enable-cache-report). A hit past "
+        "the router and none through it means that it changes the prompt or the salt.\n\n"
+        "Before the start `kvpolicy check --engine --model --gpu` says which page size the engine will really run "
+        "(KVP501, KVP511), and a page size that is neither asked for nor accepted ends the start "
+        "(on_conflict: error).",
     ),
     Topic(
         "page-size",
@@ -91,11 +92,11 @@ SERVING = topics(
     Topic(
         "why",
         "why was it evicted, and what did that cost",
-        "There is no `kvpolicy why` and no event for each eviction. A server with a policy counts evicted units "
-        "and tokens by the rule that had protected them (`none`: no rule) in /server_info and /metrics, with "
-        'fallbacks and a digest of all victims. It has no ghost list, so it cannot say "evicted N s before its '
-        'reuse", and no histogram of hits by request; SGLang reports cached tokens for each request '
-        "(--enable-cache-report).\n\n"
+        "`kvpolicy why --url` explains the latest misses: how long ago the missing tokens were evicted, under which "
+        "rule, with which score against which cutoff, and how many more pages would have kept them. A server remembers "
+        "evictions where its policy keeps metadata (rules, tenants, a score, an order of its own); for bare orders "
+        "with KVPOLICY_WHY=1. Counts by rule and histograms (age and hits at eviction, time until the content came "
+        "back) are in the status and in /metrics.\n\n"
         "Offline all of that is known: `kvpolicy replay` on the server's log prints tokens lost before their "
         "reuse, idle time at eviction and reuse gaps (`--format json`: every figure), and a `tests:` block says "
         "for a small case which rule, and which event, evicted what. Preemption is the engine's, and its reasons "

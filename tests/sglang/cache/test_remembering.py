@@ -23,7 +23,7 @@ def test_a_content_without_a_number(fails: str, monkeypatch: pytest.MonkeyPatch)
     active = activate("sglang", {"policy": "gdsf"})
     eviction = replace(active.compiled.eviction, explains=True)
     active.index = index = eviction.make_index(100)
-    guard = EvictionGuard(active, index, needs_metadata=True, page_tokens=1)
+    guard = EvictionGuard(active, index, page_tokens=1)
 
     def broken(*_: Any) -> int:
         raise TypeError("a key of another shape")

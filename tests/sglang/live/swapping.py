@@ -99,7 +99,7 @@ def _depth(node: Any, root: Any) -> int:
 BUILT: list[Any] = []
 
 
-def build(params: Any, policy: str, factory: Any) -> tuple[Any, Any]:
+def build(params: Any, policy: str, factory: Any, _explains: bool) -> tuple[Any, Any]:
     active = activate("sglang", {"policy": policy})
     BUILT.append(harness.attach(active, params, factory))
     return BUILT[-1].cache, active
