@@ -33,19 +33,7 @@ backend: {{attention: torch_native}}
 """
 
 
-def preferred_page(name: str) -> int:
-    policy = load_policy(f"builtin:{name}", engine="sglang").policy
-    assert policy is not None
-    size = policy.cache.page_size if policy.cache else None
-    return (size.prefer if size else None) or 1
-
-
-def policies_at(page: int) -> list[str]:
-    """Every shipped policy at pages 1 and 16; at others those that prefer it."""
-    return [name for name in SHIPPED if page in (1, 16, preferred_page(name))]
-
-
-PAGES = (1, 16, 64)  # 32, which one policy prefers, costs two minutes and differs in nothing
+PAGES = (1, 16)  # 32 and 64, which some policies prefer, cost five minutes and differ in nothing
 STOCK: dict[int, Any] = {}  # what stock told in this run, by page: the negative control uses it again
 
 
@@ -83,11 +71,10 @@ def in_engine(sglang_env: Callable[..., EngineEnv], real_model: Path, tmp_path: 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_outputs_equal_stock(in_engine: Callable[..., list[Any]], page: int) -> None:
-    names = policies_at(page)
-    stock, *under_policies = in_engine(page, names)
+    stock, *under_policies = in_engine(page, SHIPPED)
     assert stock["kvpolicy"] is None
     assert "20 euros" in stock["text"][0], "the real model answers from its prompt"
-    for name, seen in zip(names, under_policies, strict=True):
+    for name, seen in zip(SHIPPED, under_policies, strict=True):
         effective = {path: setting["effective"] for path, setting in seen["kvpolicy"]["settings"].items()}
         assert (name, effective) == (name, {
             "cache.page_size": page, "cache.kv_dtype": "bf16", "backend.attention": "torch_native",
