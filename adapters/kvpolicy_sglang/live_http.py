@@ -6,21 +6,20 @@ workers requests are answered by processes that load no plugins: such a server h
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from kvpolicy.compiler import compile_policy
 from kvpolicy.language import Policy
 from kvpolicy.live import server
+from kvpolicy.live.routes import add_routes
 from kvpolicy.runtime.active import ActivePolicy
 
 from . import cache_time, live_carrier, probe
 from .hooks import HookSet
 
-__all__ = ["PATH", "register"]
+__all__ = ["register"]
 
-PATH = "/kvpolicy"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 
 
@@ -29,45 +28,17 @@ def register(active: ActivePolicy, server_args: Any, hooks: HookSet) -> None:
     module = sys.modules.get(_HTTP_SERVER)
     if module is None or not hasattr(module, "app"):
         return  # sglang.Engine
-    from fastapi import Request
-    from fastapi.responses import JSONResponse
-
     channel = _Schedulers(module, active)
     desk = server.Desk(channel, _Stamps(active, hooks).ready_for)
     key = probe.resolved(server_args, "admin_api_key") or probe.resolved(server_args, "api_key")
     keys = [key] if key else []
 
-    def caller(request: Request) -> tuple[str | None, str | None, list[str]]:
-        peer = request.client.host if request.client is not None else None
-        return request.headers.get("authorization"), peer, keys
+    async def status(may_read: bool) -> dict[str, Any]:
+        blocks = await channel.blocks()
+        policy = channel.known.get(blocks[0]["digest"]) if may_read else None
+        return {"engine": "sglang", "engines": blocks, "policy": policy}
 
-    def forbidden(request: Request) -> str | None:
-        return server.why_forbidden(*caller(request), os.environ)
-
-    async def kvpolicy_status(request: Request) -> JSONResponse:
-        try:
-            blocks = await channel.blocks()
-            policy = channel.known.get(blocks[0]["digest"]) if server.may_read(*caller(request)) else None
-            return JSONResponse({"engine": "sglang", "engines": blocks, "policy": policy})
-        except Exception as error:
-            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 503)
-
-    async def kvpolicy_apply(request: Request) -> JSONResponse:
-        status, answer = await server.answer_request(request, desk.apply, forbidden(request))
-        return JSONResponse(answer, status)
-
-    async def kvpolicy_rollback(request: Request) -> JSONResponse:
-        status, answer = await server.answer_request(request, desk.rollback, forbidden(request))
-        return JSONResponse(answer, status)
-
-    for handler in (kvpolicy_status, kvpolicy_apply, kvpolicy_rollback):
-        handler.__annotations__["request"] = Request  # FastAPI looks the name up in this module, which has it not
-    for handler in (kvpolicy_apply, kvpolicy_rollback):
-        _protect(handler)
-    add = module.app.add_api_route
-    add(PATH, kvpolicy_status, methods=["GET"], include_in_schema=False)
-    add(f"{PATH}/apply", kvpolicy_apply, methods=["POST"], include_in_schema=False)
-    add(f"{PATH}/rollback", kvpolicy_rollback, methods=["POST"], include_in_schema=False)
+    add_routes(module.app, desk, keys, status, _protect)
 
 
 def _protect(handler: Any) -> None:

@@ -154,12 +154,16 @@ class _Child:
             self.active.note_fallback("status", "the server's state shows no policy")
 
     def _occupancy(self, scheduler: Any) -> dict[str, int | None] | None:
-        """None where the cache has no one number of tokens: sliding windows, state layers."""
+        """None where the cache has no one number of tokens (sliding windows, state layers), and, counted, after a
+        failure."""
         assert self.active is not None
         try:
             free = int(scheduler.token_to_kv_pool_allocator.available_size())
             return status.occupancy(self.active.pool_tokens, free, int(scheduler.tree_cache.evictable_size()))
+        except TypeError:  # a number for each kind of layer
+            return None
         except Exception:
+            self.active.note_fallback("occupancy", "the pool's occupancy could not be counted")
             return None
 
     def _fragmentation(self, scheduler: Any) -> dict[str, Any] | None:

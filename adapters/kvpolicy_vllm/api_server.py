@@ -15,15 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kvpolicy.live import server
+from kvpolicy.live.routes import PATH, add_routes
 
 from . import hooks, probe
 from .engine_core import LIVE_METHOD, STATUS_METHOD
 
-__all__ = ["PATH", "register"]
+__all__ = ["register"]
 
 logger = logging.getLogger("kvpolicy")
 
-PATH = "/kvpolicy"
 #: What a scrape waits for the engines. Prometheus gives up after 10 s, and would lose vLLM's own metrics with ours.
 SCRAPE_TIMEOUT_S = 5.0
 #: Where vLLM looks up `build_app` when it serves: up to 0.28, and later.
@@ -51,40 +51,14 @@ def _build_app(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _extend(app: Any, keys: list[str]) -> None:
-    from fastapi import Request
-    from fastapi.responses import JSONResponse
     from starlette.routing import Route
 
-    def caller(request: Request) -> tuple[str | None, str | None, list[str]]:
-        peer = request.client.host if request.client is not None else None
-        return request.headers.get("authorization"), peer, keys
+    async def status(may_read: bool) -> dict[str, Any]:
+        engines = await ask_engines(app)
+        policy = engines[0]["policy"] if engines and may_read else None
+        return {"engine": "vllm", "engines": [engine["block"] for engine in engines], "policy": policy}
 
-    async def kvpolicy_status(request: Request) -> JSONResponse:
-        try:
-            engines = await ask_engines(app)
-        except Exception as error:
-            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 503)
-        policy = engines[0]["policy"] if engines and server.may_read(*caller(request)) else None
-        return JSONResponse({"engine": "vllm", "engines": [engine["block"] for engine in engines], "policy": policy})
-
-    desk = server.Desk(_Engines(app))
-
-    def forbidden(request: Request) -> str | None:
-        return server.why_forbidden(*caller(request), os.environ)
-
-    async def kvpolicy_apply(request: Request) -> JSONResponse:
-        status, answer = await server.answer_request(request, desk.apply, forbidden(request))
-        return JSONResponse(answer, status)
-
-    async def kvpolicy_rollback(request: Request) -> JSONResponse:
-        status, answer = await server.answer_request(request, desk.rollback, forbidden(request))
-        return JSONResponse(answer, status)
-
-    for handler in (kvpolicy_status, kvpolicy_apply, kvpolicy_rollback):
-        handler.__annotations__["request"] = Request  # FastAPI would look the name up in this module
-    app.add_api_route(f"{PATH}/apply", kvpolicy_apply, methods=["POST"], include_in_schema=False)
-    app.add_api_route(f"{PATH}/rollback", kvpolicy_rollback, methods=["POST"], include_in_schema=False)
-    app.add_api_route(PATH, kvpolicy_status, methods=["GET"], include_in_schema=False)
+    add_routes(app, server.Desk(_Engines(app)), keys, status)
     if any(getattr(route, "path", None) == "/metrics" for route in app.routes):
         app.router.routes.insert(0, Route("/metrics", _Metrics(app)))
 

@@ -201,7 +201,7 @@ def _status(core: Any) -> dict[str, Any] | None:
 
 
 def _occupancy(core: Any, active: ActivePolicy) -> dict[str, int | None] | None:
-    """None where it could not be counted, or while the policy recovers from a fault."""
+    """None, counted, where that failed, or while the policy recovers from a fault."""
     try:
         pool = core.scheduler.kv_cache_manager.block_pool
         guard = getattr(pool, "guard", None)
@@ -214,4 +214,5 @@ def _occupancy(core: Any, active: ActivePolicy) -> dict[str, int | None] | None:
         evictable = guard.units.free_units() * block_tokens
         return status.occupancy(active.pool_tokens, free - evictable, evictable)
     except Exception:
+        active.note_fallback("occupancy", "the pool's occupancy could not be counted")
         return None
