@@ -90,9 +90,7 @@ class Sources:
 
     def outcome(self, pool: str, substituted: set[str]) -> Outcome:
         if pool in substituted:
-            return Outcome(
-                "substituted", "by a subclass of ours for dtypes of single layers, and int8 and int4; else configured"
-            )
+            return Outcome("substituted", "by our subclass for dtypes of single layers, int8 and int4; else configured")
         if self.files[pool].startswith("hardware_backend/"):
             return Outcome("left alone", "another platform's")
         builders = self.builders_of(pool)

@@ -90,11 +90,11 @@ def attach(active: ActivePolicy, pool: Any, vllm_config: Any, kv_cache_config: A
     elif not needs_index(eviction):
         serves_stock(active, STOCK_REASON)
     else:
-        _serve(active, pool, block_tokens)
+        serve_pool(active, pool, block_tokens)
 
 
-def _serve(active: ActivePolicy, pool: Any, block_tokens: int) -> None:
-    """Make the policy's eviction the order of `pool`, which nothing has used yet."""
+def serve_pool(active: ActivePolicy, pool: Any, block_tokens: int) -> None:
+    """Make the policy's eviction the order of `pool`, a `PolicyBlockPool` that nothing has used yet."""
     from .cache_pool import PolicyQueue
 
     eviction = active.compiled.eviction

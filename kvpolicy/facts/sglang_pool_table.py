@@ -71,18 +71,9 @@ POOLS: dict[str, dict[str, tuple[str, str]]] = {
         "0.5.23": ("left alone", "a part of MiniMaxSparseKVPool, which makes it"),
     },
     "MHATokenToKVPool": {
-        "0.5.18": (
-            "substituted",
-            "by a subclass of ours for dtypes of single layers, and int8 and int4; else configured",
-        ),
-        "0.5.20": (
-            "substituted",
-            "by a subclass of ours for dtypes of single layers, and int8 and int4; else configured",
-        ),
-        "0.5.23": (
-            "substituted",
-            "by a subclass of ours for dtypes of single layers, and int8 and int4; else configured",
-        ),
+        "0.5.18": ("substituted", "by our subclass for dtypes of single layers, int8 and int4; else configured"),
+        "0.5.20": ("substituted", "by our subclass for dtypes of single layers, int8 and int4; else configured"),
+        "0.5.23": ("substituted", "by our subclass for dtypes of single layers, int8 and int4; else configured"),
     },
     "MHATokenToKVPoolFP4": {
         "0.5.18": ("configured", "made with the page size and the dtype of the engine's arguments"),

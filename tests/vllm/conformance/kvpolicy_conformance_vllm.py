@@ -37,7 +37,7 @@ class Swap:
         self.actives: list[Any] = []
 
     def install(self) -> None:
-        from kvpolicy_vllm.cache_hooks import patch, swap
+        from kvpolicy_vllm.cache_hooks import patch, serve_pool
         from kvpolicy_vllm.cache_pool import PolicyBlockPool, PolicyQueue
         from vllm.v1.core import block_pool, kv_cache_coordinator, single_type_kv_cache_manager
 
@@ -45,7 +45,9 @@ class Swap:
             self.built += 1
             if pool.enable_caching:
                 active = activate("vllm", _EVICTION[self.what])
-                swap(active, pool, active.compiled.eviction)
+                pool.block_tokens = pool.hash_block_size
+                active.pool_tokens = (pool.num_gpu_blocks - 1) * pool.block_tokens
+                serve_pool(active, pool, pool.block_tokens)
                 self.actives.append(active)
 
         class SwappedBlockPool(PolicyBlockPool):  # type: ignore[misc]
