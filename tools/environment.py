@@ -37,6 +37,7 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parent.parent
 PINS_FILE = CHECKOUT / "tests/engines/pins.toml"
 STUBS = CHECKOUT / "tests/engines/stubs"
+START = CHECKOUT / "tests/engines/start"
 ROOT_VARIABLE = "KVPOLICY_TEST_ENV"
 
 
@@ -84,7 +85,7 @@ class Environment:
         if not home.is_dir():
             raise FileNotFoundError(f"SGLang {version} is not installed in {home}")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SGLANG_", "KVPOLICY_", "PYTEST_"))}
-        path = [home, self.root / "triton", STUBS]
+        path = [START, home, self.root / "triton", STUBS]
         env = {
             **inherited,
             "PYTHONPATH": os.pathsep.join(map(str, path)),
@@ -110,7 +111,7 @@ class Environment:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "KVPOLICY_", "PYTEST_"))}
         env = {
             **inherited,
-            "PYTHONPATH": "",
+            "PYTHONPATH": str(START),
             "PATH": os.pathsep.join([str(home / "bin"), inherited.get("PATH", os.defpath)]),
             "PYTHONUNBUFFERED": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; left to itself vLLM takes a share of the machine's memory
