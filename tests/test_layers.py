@@ -17,6 +17,7 @@ ALLOWED = {
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},
     "kvpolicy.fidelity": {"kvpolicy.language", "kvpolicy.facts"},
+    "kvpolicy.bench": {"kvpolicy.live"},
     "kvpolicy.cli": {
         "kvpolicy.language",
         "kvpolicy.eviction",
@@ -26,6 +27,7 @@ ALLOWED = {
         "kvpolicy.policytest",
         "kvpolicy.fidelity",
         "kvpolicy.live",
+        "kvpolicy.bench",
     },
     "kvpolicy.allocators": {"kvpolicy.kernels"},
     "kvpolicy.kernels": {"kvpolicy.facts"},
