@@ -12,7 +12,8 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "kvpolicy.language": {"kvpolicy.eviction", "kvpolicy.facts"},
     "kvpolicy.eviction": {"kvpolicy.language"},
-    "kvpolicy.facts": {"kvpolicy.language"},
+    "kvpolicy.attention": set(),
+    "kvpolicy.facts": {"kvpolicy.language", "kvpolicy.attention"},
     "kvpolicy.compiler": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts"},
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},
