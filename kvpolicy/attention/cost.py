@@ -15,6 +15,7 @@ Times are of one layer. A plan is made on the host once a step, for all layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 __all__ = ["Cascade", "Constants", "Estimate", "Flat", "Heads", "Load", "Plain", "Plan", "estimate", "least_shared"]
 
@@ -34,6 +35,24 @@ class Heads:
     def token_bytes(self) -> float:
         """Of K and V."""
         return 2 * self.kv * self.dim * self.element_bytes
+
+
+class Reads(Protocol):
+    """What one step reads, whoever shares what."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def read_tokens(self) -> int:
+        """By all requests together, where each reads all of its own context."""
+
+    @property
+    def distinct_tokens(self) -> int:
+        """Each counted once."""
+
+    @property
+    def entries(self) -> int:
+        """Of the flat index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +122,7 @@ class Plan:
     fixed_us: float
     request_us: float
 
-    def ms(self, load: Load) -> float:
+    def ms(self, load: Reads) -> float:
         return (self.fixed_us + self.request_us * load.requests) / 1e3
 
 
@@ -153,24 +172,32 @@ class Estimate:
         return layers * (self.flat_ms - self.cascade_ms) - (self.plan_cascade_ms - self.plan_flat_ms)
 
 
-def estimate(constants: Constants, load: Load, heads: Heads) -> Estimate:
-    """Terms in tokens scale with the bytes of a token, those of ``plain`` with the arithmetic; the rest stays."""
+def flat_ms(constants: Constants, reads: Reads, heads: Heads) -> tuple[float, float]:
+    """(without tensor cores, with them). Terms in tokens scale with a token's bytes, ``plain`` with the arithmetic."""
     arithmetic = heads.query * heads.dim / (constants.heads.query * constants.heads.dim)
     size = heads.token_bytes / constants.heads.token_bytes
-    plain, flat, cascade = constants.plain, constants.flat, constants.cascade
-    plain_ns = plain.read_ns * arithmetic * load.read_tokens
+    plain, flat = constants.plain, constants.flat
+    plain_ns = plain.read_ns * arithmetic * reads.read_tokens
     tensor_ns = (
-        size * (flat.read_ns * load.read_tokens + flat.distinct_ns * load.distinct_tokens)
-        + flat.request_ns * load.requests
-        + flat.entry_ns * load.entries
+        size * (flat.read_ns * reads.read_tokens + flat.distinct_ns * reads.distinct_tokens)
+        + flat.request_ns * reads.requests
+        + flat.entry_ns * reads.entries
     )
+    return plain.launch_us / 1e3 + plain_ns / 1e6, flat.launch_us / 1e3 + tensor_ns / 1e6
+
+
+def estimate(constants: Constants, load: Load, heads: Heads) -> Estimate:
+    """Of a load whose requests all share one prefix."""
+    size = heads.token_bytes / constants.heads.token_bytes
+    cascade = constants.cascade
     cascade_ns = (
         size * (cascade.unique_ns * load.requests * load.unique_tokens + cascade.shared_ns * load.shared_tokens)
         + cascade.request_ns * load.requests
     )
+    plain_ms, tensor_ms = flat_ms(constants, load, heads)
     return Estimate(
-        plain_ms=plain.launch_us / 1e3 + plain_ns / 1e6,
-        tensor_ms=flat.launch_us / 1e3 + tensor_ns / 1e6,
+        plain_ms=plain_ms,
+        tensor_ms=tensor_ms,
         cascade_ms=cascade.launch_us / 1e3 + cascade_ns / 1e6,
         plan_flat_ms=constants.plan_flat.ms(load),
         plan_cascade_ms=constants.plan_cascade.ms(load),
