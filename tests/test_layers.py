@@ -12,11 +12,13 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "kvpolicy.language": {"kvpolicy.eviction", "kvpolicy.facts"},
     "kvpolicy.eviction": {"kvpolicy.language"},
-    "kvpolicy.facts": {"kvpolicy.language"},
+    "kvpolicy.attention": set(),
+    "kvpolicy.facts": {"kvpolicy.language", "kvpolicy.attention"},
     "kvpolicy.compiler": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts"},
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},
     "kvpolicy.fidelity": {"kvpolicy.language", "kvpolicy.facts"},
+    "kvpolicy.bench": {"kvpolicy.live"},
     "kvpolicy.cli": {
         "kvpolicy.language",
         "kvpolicy.eviction",
@@ -26,6 +28,7 @@ ALLOWED = {
         "kvpolicy.policytest",
         "kvpolicy.fidelity",
         "kvpolicy.live",
+        "kvpolicy.bench",
     },
     "kvpolicy.allocators": {"kvpolicy.kernels"},
     "kvpolicy.kernels": {"kvpolicy.facts"},

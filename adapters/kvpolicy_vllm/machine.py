@@ -41,6 +41,8 @@ def possible(field: str, value: Any) -> bool:
     """Whether vLLM can run `value`, in the policy's words, for one of `resolution.FIELDS`."""
     if field == "attention_backend" and not _has_backend(str(value)):
         return False
+    if field == "disable_cascade_attn":
+        return probe.has_cascade()
     if field not in _FIELDS:
         return True
     version = parse_engine(f"vllm=={probe.engine_version()}").facts

@@ -10,6 +10,7 @@ __all__ = [
     "adopt_logging",
     "call_every_engine",
     "engine_version",
+    "has_cascade",
     "local_engine_pids",
     "require_supported_engine",
 ]
@@ -20,6 +21,13 @@ def engine_version() -> str:
     from vllm.version import __version__
 
     return str(__version__)
+
+
+def has_cascade() -> bool:
+    """Whether backends can be asked for cascade attention: up to 0.31; the option outlives it without an effect."""
+    from vllm.v1.attention.backend import AttentionMetadataBuilder
+
+    return hasattr(AttentionMetadataBuilder, "use_cascade_attention")
 
 
 def require_supported_engine() -> None:

@@ -1,4 +1,4 @@
-"""Block size, KV dtype (single layers included) and attention backend: what the policy asks, what vLLM decides.
+"""Block size, KV dtype (single layers included), attention backend, cascade: what the policy asks, what vLLM decides.
 
 How they are compared, and what a conflict does, is `kvpolicy.runtime.resolution`; here is what is vLLM's own: its
 fields and its words.
@@ -14,12 +14,13 @@ from typing import Any
 from kvpolicy.compiler import Preference
 from kvpolicy.facts.dtypes import canonical
 from kvpolicy.facts.vllm_backends import engine_dtype_name
+from kvpolicy.facts.vllm_cascade import CASCADE_BACKENDS
 from kvpolicy.language.fields import parse_layer_range
 from kvpolicy.runtime import resolution as runtime
 from kvpolicy.runtime.active import ActivePolicy, Setting
 from kvpolicy.runtime.resolution import Request
 
-from . import machine
+from . import machine, probe
 
 __all__ = ["FIELDS", "ask", "compare_built", "compare_resolved", "explicit_by_value", "inherit", "skip_layers"]
 
@@ -29,6 +30,7 @@ FIELDS = {
     "kv_cache_dtype": "--kv-cache-dtype",
     "attention_backend": "--attention-backend",
     "kv_cache_dtype_skip_layers": "--kv-cache-dtype-skip-layers",
+    "disable_cascade_attn": "--disable-cascade-attn",
 }
 
 _IMPOSSIBLE = "this vLLM cannot run it here"
@@ -61,7 +63,25 @@ def requests_of(active: ActivePolicy) -> list[Request]:
             impossible=_IMPOSSIBLE,
         ),
     ]
-    return [request for request in found if not request.preference.is_auto]
+    return [request for request in found if not request.preference.is_auto] + _cascade(compiled.backend.cascade)
+
+
+def _cascade(word: Any) -> list[Request]:
+    """`auto` lets vLLM use its cascade where it thinks it pays, `off` keeps it from that; a vLLM without one is off."""
+    if word not in ("auto", "off") or (word == "off" and not probe.has_cascade()):
+        return []
+    return [
+        Request(
+            "backend.cascade",
+            "disable_cascade_attn",
+            FIELDS["disable_cascade_attn"],
+            Preference(word),
+            to_engine=lambda name: name == "off",
+            to_policy=lambda disabled: "off" if disabled else "auto",
+            impossible="it has no cascade attention any more",
+            is_auto_free=False,
+        )
+    ]
 
 
 def _backend(name: str) -> Any:
@@ -140,6 +160,9 @@ def compare_resolved(active: ActivePolicy, vllm_config: Any) -> None:
     found: dict[str, Any] = {"block_size": cache.block_size, "kv_cache_dtype": _stored(cache.cache_dtype, vllm_config)}
     if (backend := getattr(attention, "backend", None)) is not None:
         found["attention_backend"] = str(backend.name).lower()
+    if "disable_cascade_attn" in active.settings:
+        is_off = vllm_config.model_config.disable_cascade_attn or not probe.has_cascade()
+        found["disable_cascade_attn"] = "off" if is_off else "auto"
     runtime.compare(active, requests_of(active), found, lambda _: "vLLM's argument resolution", is_watching=True)
 
 
@@ -149,6 +172,9 @@ def compare_built(active: ActivePolicy, built: Mapping[str, Any]) -> None:
     `built` is `{field: value in the policy's words}`; a field that could not be read off is absent.
     """
     active.built = dict(built)
+    backends = set(str(built.get("attention_backend", "")).split(", "))
+    if "attention_backend" in built and backends.isdisjoint(CASCADE_BACKENDS):
+        built = {**built, "disable_cascade_attn": "off"}  # whatever its configuration says
     runtime.compare(active, requests_of(active), built, lambda _: "what the engine built")
 
 

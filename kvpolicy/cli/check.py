@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="request to count index entries for (default: 32768)",
     )
     facts.add_argument(
+        "--traffic",
+        metavar="batch=N,shared=TOKENS,unique=TOKENS",
+        help="decode steps to say of whether a cascade, or a larger page, would pay",
+    )
+    facts.add_argument(
         "--evidence",
         action="append",
         default=[],
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             tp=args.tp,
             length_tokens=args.length,
             evidence=args.evidence,
+            traffic=args.traffic,
         )
     except FactsArgumentError as error:
         hint = f" ({error.help})" if error.help else ""

@@ -7,7 +7,6 @@ noticeable; 1: the verdict is bad, the policy is wrong, or the engine does not r
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from kvpolicy.cli.installed import NotInstalled, installed_engine
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from kvpolicy.cli.output import open_output, why_unwritable
 from kvpolicy.cli.render import render
@@ -76,7 +76,7 @@ def _engine_arg(text: str) -> tuple[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        engine = _installed(args.engine)
+        engine = installed_engine(args.engine)
         model = load_model(args.model)
         if not Path(args.model).is_dir():
             raise _Usage(f"'{args.model}' is not a folder: the engine loads the model from it")
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             raise _Usage(why)
         if args.window > (model.context_tokens or args.window):
             raise _Usage(f"--window {args.window} is longer than the model's {model.context_tokens} tokens")
-    except (_Usage, FactsArgumentError) as error:
+    except (_Usage, NotInstalled, FactsArgumentError) as error:
         hint = f" ({error.help})" if isinstance(error, FactsArgumentError) and error.help else ""
         print(f"kvpolicy fidelity: {error}{hint}", file=sys.stderr)
         return EXIT_USAGE
@@ -131,19 +131,6 @@ def _without_places(text: str, written: str, named: str) -> str:
 
 class _Usage(Exception):
     """An argument that cannot be used."""
-
-
-def _installed(asked: str | None) -> str:
-    """The engine to run, which must be importable by the interpreter that runs this."""
-    found = [engine for engine in ENGINES if importlib.util.find_spec(engine) is not None]
-    if asked in found:
-        return asked
-    if asked is not None:
-        raise _Usage(f"{asked} is not installed beside {sys.executable}: run this where the engine is")
-    if len(found) == 1:
-        return found[0]
-    what = "both sglang and vllm are" if found else "neither sglang nor vllm is"
-    raise _Usage(f"{what} installed here: {'say which with --engine' if found else 'run this where the engine is'}")
 
 
 def _text(path: str | None) -> tuple[str, str]:

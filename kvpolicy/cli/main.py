@@ -19,6 +19,7 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 #: command -> one line of help. `kvpolicy.cli.COMMAND` holds `add_arguments(parser)` and `run(args) -> exit code`.
 COMMANDS: dict[str, str] = {
     "apply": "put a policy in charge of a running server, which keeps its cache",
+    "bench": "compare two policies, or two servers, with the engine's own serving benchmark",
     "check": "check policies, and with --engine what an engine will make of them",
     "diff": "say what would change between two policies: hot, idle or restart",
     "doctor": "examine a running server: settings, faults, salts, pages, pressure",

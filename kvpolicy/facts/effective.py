@@ -19,7 +19,7 @@ from kvpolicy.facts.rules import Field, Note, Rule, Value
 from kvpolicy.facts.sglang_encodings import report_encoding
 from kvpolicy.facts.sglang_layers import report_layers
 from kvpolicy.facts.short_prefix import report_short_prefixes
-from kvpolicy.facts.vllm_findings import report_vllm
+from kvpolicy.facts.vllm_findings import report_cascade, report_vllm
 from kvpolicy.language import Policy
 
 __all__ = ["asked_of", "report_effective"]
@@ -53,6 +53,8 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
     elif not target.exact:
         message = f"{target.name} {target.asked} is not known here: the facts are those of {target.facts_version}"
         findings.add("KVP513", "warning", "", message, f"known: {', '.join(ENGINES[target.name])}")
+    if target.name == "vllm":
+        report_cascade(findings, where, target)
     if where.gpu is None:
         message = "what the engine really runs depends on the device, which was not given"
         findings.add("KVP515", "info", "", message, "add --gpu h200")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvpolicy.attention.cost import Load
 from kvpolicy.facts.engines import EngineTarget
 from kvpolicy.facts.gpus import Gpu
 from kvpolicy.facts.measured import Measured
@@ -34,6 +35,7 @@ class Deployment:
     tp: int
     length_tokens: int
     evidence: tuple[Measured, ...] = ()  # of kvpolicy fidelity
+    traffic: Load | None = None  # of decode steps; its page is the engine's
 
     @property
     def engine_label(self) -> str:

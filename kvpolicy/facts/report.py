@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvpolicy.facts.cache_kind import report_cache_kind
+from kvpolicy.facts.decode_traffic import parse_traffic, report_traffic
 from kvpolicy.facts.effective import asked_of, report_effective
 from kvpolicy.facts.engines import parse_engine
 from kvpolicy.facts.errors import FactsArgumentError
@@ -35,12 +36,14 @@ def deployment(
     tp: int = 1,
     length_tokens: int = DEFAULT_LENGTH_TOKENS,
     evidence: Sequence[str] = (),
+    traffic: str | None = None,
 ) -> Deployment:
     """Read the arguments of ``check``.
 
     ``engine``: ``sglang==0.5.23``. ``model``: a directory or config.json. ``gpu``: a name of ``gpus.GPUS``. ``memory``:
     bytes of the KV pool on one rank, like ``60GiB`` (without it, an estimate). ``length_tokens``: the request to count
-    index entries for. ``evidence``: files of `kvpolicy fidelity`, which need engine and model. Raises
+    index entries for. ``evidence``: files of `kvpolicy fidelity`, which need engine and model. ``traffic``:
+    ``batch=128,shared=8192,unique=256``, which needs engine, model and gpu. Raises
     :class:`FactsArgumentError` for one that cannot be used: bad usage, not a bad policy.
     """
     for name, number in (("tp", tp), ("length", length_tokens)):
@@ -48,6 +51,8 @@ def deployment(
             raise FactsArgumentError(name, f"--{name} {number} is not a positive number")
     if evidence and (engine is None or model is None):
         raise FactsArgumentError("evidence", "--evidence says nothing by itself", "add --engine and --model")
+    if traffic is not None and (engine is None or model is None or gpu is None):
+        raise FactsArgumentError("traffic", "--traffic says nothing by itself", "add --engine, --model and --gpu")
     return Deployment(
         target=parse_engine(engine) if engine is not None else None,
         gpu=parse_gpu(gpu) if gpu is not None else None,
@@ -56,6 +61,7 @@ def deployment(
         tp=tp,
         length_tokens=length_tokens,
         evidence=tuple(load_measured(path) for path in evidence),
+        traffic=parse_traffic(traffic) if traffic is not None else None,
     )
 
 
@@ -74,6 +80,8 @@ def report_on(policy: Policy, where: Deployment, *, locate: Locate = nowhere) ->
         report_measured(findings, where, outcome.kv_dtype if outcome else asked_of(policy).kv_dtype)
     if where.model is not None and starts:
         report_figures(findings, where, where.model, outcome)
+        if where.traffic is not None and where.gpu is not None and outcome is not None:
+            report_traffic(findings, where, where.gpu, where.model, where.traffic, outcome)
     return findings.items
 
 

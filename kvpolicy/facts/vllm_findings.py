@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+from kvpolicy.facts.engines import EngineTarget
 from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.layer_dtypes import layer_dtypes
 from kvpolicy.facts.model import ORDINARY
 from kvpolicy.facts.resolve import Outcome
 from kvpolicy.facts.resolve_vllm import compute_dtype
+from kvpolicy.facts.vllm_cascade import CASCADE_BACKENDS, MIN_REQUESTS, MIN_SHARED_TOKENS, has_cascade
 from kvpolicy.language import Severity
 
-__all__ = ["report_vllm"]
+__all__ = ["report_cascade", "report_vllm"]
 
 _SKIP_OPTION = "--kv-cache-dtype-skip-layers"
+
+
+def report_cascade(findings: Findings, where: Deployment, target: EngineTarget) -> None:
+    """A conflict where the release has no cascade at all, which needs no device to be known."""
+    if _asks_for_cascade(findings) and not has_cascade(target.facts):
+        _no_cascade(findings, where, "it was removed in 0.32, and its option has no effect")
+
+
+def _cascade_in_use(findings: Findings, where: Deployment, outcome: Outcome) -> None:
+    assert where.target is not None
+    if not _asks_for_cascade(findings) or not has_cascade(where.target.facts):
+        return
+    if outcome.attention not in CASCADE_BACKENDS:
+        _no_cascade(findings, where, f"{outcome.attention} never uses one, {', '.join(CASCADE_BACKENDS)} does")
+        return
+    message = (
+        f"vLLM decides per batch whether to cascade: for a prefix that all running requests share, of "
+        f"{MIN_SHARED_TOKENS} tokens and {MIN_REQUESTS} requests at least"
+    )
+    findings.info("KVP507", "backend.cascade", message)
+
+
+def _asks_for_cascade(findings: Findings) -> bool:
+    return findings.policy.backend is not None and findings.policy.backend.cascade == "auto"
+
+
+def _no_cascade(findings: Findings, where: Deployment, why: str) -> None:
+    severity: Severity = "error" if findings.policy.on_conflict == "error" else "warning"
+    message = f"{where.engine_label} runs no cascade attention: {why}"
+    help = "write `cascade: off`, or drop it for this engine: `engines: {vllm: {backend: {cascade: null}}}`"
+    findings.add("KVP511", severity, "backend.cascade", message, help, {"asked": "auto", "effective": "off"})
 
 
 def report_vllm(findings: Findings, where: Deployment, outcome: Outcome, layers: tuple[tuple[str, str], ...]) -> None:
@@ -23,6 +56,7 @@ def report_vllm(findings: Findings, where: Deployment, outcome: Outcome, layers:
         )
         data = {"page_size": outcome.page_size, "kernel_page": outcome.kernel_page}
         findings.info("KVP507", "cache.page_size", message, data)
+    _cascade_in_use(findings, where, outcome)
     if not layers:
         return
     assert where.gpu is not None

@@ -40,7 +40,12 @@ MISSING: tuple[Gap, ...] = (
     Gap("sglang", "hints.allow", "requests carry no hints yet", harmless=([],)),
     Gap("sglang", "hints.max_ttl", "requests carry no hints yet"),
     Gap("vllm", "backend.page_native", "vLLM's kernels read pages on every backend", harmless=(True,)),
-    Gap("vllm", "backend.cascade", "the adapter leaves vLLM's own choice of cascade attention", harmless=("auto",)),
+    Gap(
+        "vllm",
+        "backend.cascade",
+        "vLLM decides by thresholds of its own, where it has a cascade at all",
+        harmless=("auto", "off"),
+    ),
     Gap("vllm", "allocator.order", "vLLM hands out blocks in the order in which it evicts them"),
     Gap("vllm", "allocator.watermark", "vLLM evicts a block when it hands it out, and never ahead"),
     Gap("vllm", "allocator.guard", "the adapter adds no guard to vLLM's block pool", harmless=("off",)),

@@ -36,7 +36,8 @@ def _recording(kind: type[argparse.Action]) -> type[argparse.Action]:
     class Recording(kind):  # type: ignore[misc, valid-type]
         def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
             given = vars(namespace).setdefault(_GIVEN, {})
-            given[self.dest] = f"{option_string} {getattr(values, 'name', values)}"  # an enumeration's word for it
+            value = "" if self.nargs == 0 else f" {getattr(values, 'name', values)}"  # an enumeration's word for it
+            given[self.dest] = f"{option_string}{value}"
             super().__call__(parser, namespace, values, option_string)
 
     Recording.__name__ = kind.__name__

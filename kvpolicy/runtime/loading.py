@@ -24,6 +24,7 @@ PATHS = (
     "cache.kv_dtype",
     "cache.kv_dtype.layers",
     "backend.attention",
+    "backend.cascade",
     "eviction.policy",
     "eviction.score",
     "eviction.params",

@@ -50,10 +50,12 @@ class Request:
     to_policy: Callable[[Any], Any] = _same
     #: Why the engine cannot have a value that is not possible; None: it is asked all the same, and says so itself.
     impossible: str | None = None
+    #: An `auto` among the accepted values lets the engine choose freely; False: it is a value like others.
+    is_auto_free: bool = True
 
     def accepts(self, value: Any) -> bool:
-        """Whether `value` honours the policy; an `auto` among the accepted values lets the engine choose freely."""
-        return self.preference.accepts(value) or "auto" in self.preference.candidates
+        """Whether `value` honours the policy."""
+        return self.preference.accepts(value) or (self.is_auto_free and "auto" in self.preference.candidates)
 
 
 def ask(

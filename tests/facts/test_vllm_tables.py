@@ -16,8 +16,9 @@ import pytest
 
 from kvpolicy.facts.engines import ENGINES, Version, parse_version
 from kvpolicy.facts.vllm_backends import BACKENDS, rows_of
+from kvpolicy.facts.vllm_cascade import CASCADE_BACKENDS, MIN_REQUESTS, MIN_SHARED_TOKENS, has_cascade
 from kvpolicy.facts.vllm_names import KV_DTYPE_SINCE
-from tests.facts.vllm_sources import backend_paths, kv_dtype_names, read_backend
+from tests.facts.vllm_sources import backend_paths, cascade_thresholds, cascading_backends, kv_dtype_names, read_backend
 
 pytestmark = pytest.mark.engine
 INSTALLED = "0.32.0"
@@ -70,6 +71,19 @@ def test_rows_are_those_of_the_source(vllm_env: Callable[..., Any], version: str
                 wrong.append((name, "reads", sorted(blocks), sorted(source.blocks)))
     assert not wrong, "\n".join(map(str, wrong))
     assert compared > 30
+
+
+@pytest.mark.parametrize("version", ENGINES["vllm"])
+def test_who_has_a_cascade_is_in_the_source(vllm_env: Callable[..., Any], version: str) -> None:
+    package = package_of(vllm_env, version)
+    builder = (package / "v1/attention/backend.py").read_text()
+    assert has_cascade(parse_version(version)) == ("def use_cascade_attention" in builder), "what the adapter looks for"
+    if has_cascade(parse_version(version)):
+        assert cascading_backends(package) == CASCADE_BACKENDS
+        assert {MIN_SHARED_TOKENS, MIN_REQUESTS} <= cascade_thresholds(package)
+        assert "disable_cascade_attn: bool = True" in (package / "config/model.py").read_text(), "nobody has it unasked"
+    else:
+        assert "cascade_attn_enabled = False" in (package / "v1/worker/gpu_model_runner.py").read_text()
 
 
 def _extended(name: str, release: Version) -> bool:

@@ -70,6 +70,31 @@ def _tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+def cascading_backends(package: Path) -> frozenset[str]:
+    """Backends, by module name, with a `use_cascade_attention` that can answer something else than False."""
+    found = set()
+    for path in sorted((package / "v1/attention/backends").glob("*.py")):
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.FunctionDef) and node.name == "use_cascade_attention":
+                returned = [ast.unparse(r.value) for r in ast.walk(node) if isinstance(r, ast.Return) and r.value]
+                # A method: the function of that name beside it is what FlashAttention's method calls.
+                if node.args.args and node.args.args[0].arg == "self" and set(returned) != {"False"}:
+                    found.add(path.stem)
+    return frozenset(found)
+
+
+def cascade_thresholds(package: Path) -> frozenset[int]:
+    """Numbers that FlashAttention's decision compares with."""
+    function = next(
+        node
+        for node in _tree(package / "v1/attention/backends/flash_attn.py").body
+        if isinstance(node, ast.FunctionDef) and node.name == "use_cascade_attention"
+    )
+    compared = [node for node in ast.walk(function) if isinstance(node, ast.Compare)]
+    numbers = [part.value for node in compared for part in node.comparators if isinstance(part, ast.Constant)]
+    return frozenset(number for number in numbers if isinstance(number, int))
+
+
 def _class(tree: ast.Module, name: str) -> ast.ClassDef | None:
     return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
 

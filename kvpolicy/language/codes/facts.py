@@ -25,6 +25,7 @@ _FILES = {"config.json": json.dumps(_LLAMA), "qwen-vl.json": json.dumps(_QWEN_VL
 _SGLANG = ("--engine", "sglang==0.5.23")
 _H200 = (*_SGLANG, "--gpu", "h200")
 _WITH_MODEL = (*_H200, "--model", "config.json")
+_TRAFFIC = (*_WITH_MODEL, "--traffic", "batch=128,shared=8Ki,unique=256")
 _LRU = "eviction: {policy: lru}\n"
 
 
@@ -236,5 +237,20 @@ FACTS = codes(
         good="cache: {kv_dtype: fp8_e4m3}\n",
         files=_MEASURED,
         args=(*_WITH_MODEL, "--evidence", "good.json"),
+    ),
+    _fact(
+        "KVP541",
+        "whether a cascade would pay",
+        "What decode attention costs for the traffic of `--traffic`, with every request reading the shared prefix, and "
+        "with the prefix read once (a cascade). By a cost model fitted to measured kernels; the message says which, "
+        "how far the model is off, and whether the engine has a cascade at all.",
+        args=_TRAFFIC,
+    ),
+    _fact(
+        "KVP542",
+        "whether a larger page would pay in the kernel",
+        "What decode attention costs for the traffic of `--traffic` at pages of 1, 16 and 64 tokens, and how large the "
+        "index is; and whether this engine's backend reads pages, so that any of it can be had.",
+        args=_TRAFFIC,
     ),
 )

@@ -28,6 +28,15 @@ def test_explicit_flags_against_the_policy(vllm_env: VllmEnv, tiny_model: Path, 
     assert "Traceback" not in done.stdout
 
 
+def test_a_cascade_where_vllm_has_none(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path) -> None:
+    policy = write_policy(tmp_path)
+    policy.write_text(policy.read_text() + "backend: {cascade: auto}\n")
+    done = launch(vllm_env(), tiny_model, "--kv-policy", str(policy))
+    assert done.returncode == 1
+    assert_said(done, f"backend.cascade: the policy asks for auto at {policy}:")
+    assert_said(done, "but it has no cascade attention any more")
+
+
 def test_a_cache_that_the_policy_cannot_steer(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path) -> None:
     """Known from the configuration alone, so the launcher says it before a model is loaded."""
     policy = write_policy(tmp_path)

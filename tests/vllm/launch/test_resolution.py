@@ -150,6 +150,89 @@ def test_blocks_that_a_hybrid_model_inflates(make: Any, tokens: int, conflict: b
         assert active.settings["block_size"].effective == tokens
 
 
+CASCADE = "apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {name: p}\nbackend: {cascade: WORD}\n"
+
+
+@dataclass
+class WithCascade(Arguments):
+    disable_cascade_attn: bool | None = True  # what 0.26 to 0.30 default to
+
+
+@pytest.fixture
+def cascading(make: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(word, whether this vLLM has a cascade) -> the policy in use."""
+
+    def make_active(word: str, has_cascade: bool = True, on_conflict: str = "error") -> ActivePolicy:
+        monkeypatch.setattr(probe, "has_cascade", lambda: has_cascade)
+        return make(text=CASCADE.replace("WORD", word) + f"cache: {{on_conflict: {on_conflict}}}\n")
+
+    return make_active
+
+
+def resolved(disable_cascade_attn: bool | None) -> SimpleNamespace:
+    config = configuration()
+    config.model_config.disable_cascade_attn = disable_cascade_attn
+    return config
+
+
+@pytest.mark.parametrize(("word", "disabled"), [("auto", False), ("off", True)])
+def test_a_vllm_with_a_cascade_gets_the_policys_word(cascading: Any, word: str, disabled: bool) -> None:
+    active, args = cascading(word), WithCascade(disable_cascade_attn=not disabled)
+    resolution.ask(active, args, {})
+    assert args.disable_cascade_attn is disabled
+    resolution.compare_resolved(active, resolved(disabled))
+    resolution.compare_built(active, {"attention_backend": "flash_attn"})
+    assert active.settings["disable_cascade_attn"].effective == word
+    server = WithCascade(disable_cascade_attn=True)
+    resolution.inherit(active, server)
+    assert server.disable_cascade_attn is disabled
+
+
+def test_an_explicit_flag_against_the_cascade_word(cascading: Any) -> None:
+    given = {"disable_cascade_attn": "--disable-cascade-attn"}
+    with pytest.raises(SystemExit, match=r"asks for auto at .* but --disable-cascade-attn was given explicitly"):
+        resolution.ask(cascading("auto"), WithCascade(disable_cascade_attn=True), given)
+    with pytest.raises(SystemExit, match=r"asks for off at .* but --no-disable-cascade-attn was given explicitly"):
+        resolution.ask(
+            cascading("off"),
+            WithCascade(disable_cascade_attn=False),
+            {"disable_cascade_attn": "--no-disable-cascade-attn"},
+        )
+
+
+def test_vllms_own_reasons_against_a_cascade(cascading: Any) -> None:
+    """Its configuration switches it off for some features, and a backend without one never looks at the option."""
+    active, args = cascading("auto"), WithCascade()
+    resolution.ask(active, args, {})
+    with pytest.raises(SystemExit, match="vLLM's argument resolution makes it off"):
+        resolution.compare_resolved(active, resolved(True))
+    active, args = cascading("auto"), WithCascade()
+    resolution.ask(active, args, {})
+    resolution.compare_resolved(active, resolved(False))
+    with pytest.raises(SystemExit, match="what the engine built makes it off"):
+        resolution.compare_built(active, {"attention_backend": "triton_attn"})
+
+
+def _ask_and_compare(active: ActivePolicy, args: WithCascade, explicit: dict[str, str]) -> None:
+    resolution.ask(active, args, explicit)
+    resolution.compare_resolved(active, resolved(False))
+
+
+@pytest.mark.parametrize("explicit", [{}, {"disable_cascade_attn": "--no-disable-cascade-attn"}])
+def test_a_vllm_without_a_cascade(cascading: Any, explicit: dict[str, str]) -> None:
+    args = WithCascade(disable_cascade_attn=False if explicit else None)
+    strict = cascading("auto", has_cascade=False)
+    with pytest.raises(SystemExit, match=r"asks for auto at .*p\.yaml:4"):
+        _ask_and_compare(strict, args, explicit)
+    active = cascading("auto", has_cascade=False, on_conflict="warn")
+    _ask_and_compare(active, args, explicit)
+    assert [found.setting for found in active.conflicts] == ["backend.cascade"], "once"
+    off, untouched = cascading("off", has_cascade=False), WithCascade(disable_cascade_attn=None)
+    resolution.ask(off, untouched, {})
+    resolution.compare_resolved(off, resolved(None))
+    assert untouched.disable_cascade_attn is None, "setting it would only warn of the option"
+
+
 def test_arguments_no_command_line_made_are_explicit_where_they_differ_from_the_default() -> None:
     args = Arguments(block_size=64, kv_cache_dtype_skip_layers=["0"])
     assert resolution.explicit_by_value(args) == {
