@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from gpu_clock import Clock, Side, gpu
 
-from kvpolicy.kernels.cascade_triton import CascadeShape, Part, cascade_attention, plan_cascade
+from kvpolicy.kernels.cascade_triton import CascadeShape, PagedPart, cascade_attention, plan_cascade
 
 Q_HEADS, KV_HEADS, DIM = 32, 8, 128
 ROWS = (
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     k: torch.Tensor  # [slots, KV heads, dim]
     v: torch.Tensor
     pages: torch.Tensor  # int32: the shared ones, then those of request after request
-    parts: list[Part]
+    parts: list[PagedPart]
 
 
 def batch(requests: int, shared: int, own: int, page: int, device: str, dtype: torch.dtype) -> Batch:
@@ -56,8 +56,8 @@ def batch(requests: int, shared: int, own: int, page: int, device: str, dtype: t
     pool = torch.randn((count, 2, page, KV_HEADS, DIM), device=device, dtype=torch.float32).to(dtype)
     k, v = (pool[:, side].reshape(-1, KV_HEADS, DIM).contiguous() for side in range(2))
     pages = torch.randperm(count, device=device).to(torch.int32)
-    parts = [Part(0, shared, range(requests))]
-    parts += [Part((shared + request * own) // page, own, [request]) for request in range(requests)]
+    parts = [PagedPart(0, shared, range(requests))]
+    parts += [PagedPart((shared + request * own) // page, own, [request]) for request in range(requests)]
     q = torch.randn((requests, Q_HEADS, DIM), device=device, dtype=torch.float32).to(dtype)
     return Batch(q, pool, k, v, pages, parts)
 

@@ -22,12 +22,12 @@ try:
 except ImportError:  # nothing here can run
     triton = None
 
-__all__ = ["CascadePlan", "CascadeShape", "Part", "available", "cascade_attention", "plan_cascade"]
+__all__ = ["CascadePlan", "CascadeShape", "PagedPart", "available", "cascade_attention", "plan_cascade"]
 
 _LOG2_E = 1.4426950408889634
 
 
-class Part(NamedTuple):
+class PagedPart(NamedTuple):
     """`tokens` cached tokens whose pages begin at `first_page` of the page table, and the requests that read them."""
 
     first_page: int
@@ -78,7 +78,7 @@ def available() -> bool:
 
 
 def plan_cascade(
-    parts: Sequence[Part],
+    parts: Sequence[PagedPart],
     requests: int,
     q_heads: int,
     kv_heads: int,

@@ -8,7 +8,7 @@ import random
 import torch
 
 from kvpolicy.kernels import cascade_triton
-from kvpolicy.kernels.cascade_triton import CascadeShape, Part, cascade_attention, plan_cascade
+from kvpolicy.kernels.cascade_triton import CascadeShape, PagedPart, cascade_attention, plan_cascade
 
 #: Cut so small that a part has several tiles, stretches, and a last block that is not whole.
 SMALL = CascadeShape(block_m=16, block_n=16, own_block_n=16)
@@ -33,7 +33,7 @@ def check(
         used = -(-tokens // page_tokens)
         held = (pages[at : at + used, None].long() * page_tokens + torch.arange(page_tokens)).flatten()[:tokens]
         pool[:, held] = torch.randn((2, tokens, heads, head_dim)).half()
-        parts.append(Part(at, tokens, who))
+        parts.append(PagedPart(at, tokens, who))
         slots.append(held)
         at += used
     q = (2 * torch.randn((len(OWN), 2 * heads * queries, head_dim)).half())[:, ::2]  # strided, as a slice of qkv is
