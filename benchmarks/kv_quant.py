@@ -14,8 +14,6 @@ and V (`bits` 16) and, where SGLang can be imported, SGLang's own store and atte
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +22,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
+from gpu_clock import Clock, Side, gpu
 
 from kvpolicy.kernels import kv_decode_triton, kv_quant, kv_quant_triton
 from kvpolicy.kernels.kv_decode_triton import DecodeShape
@@ -45,8 +44,6 @@ SHAPES = tuple(
 STORE_SHAPES = tuple(StoreShape(values, warps) for values in (1024, 2048, 4096, 8192) for warps in (4, 8))
 ENCODINGS: tuple[Encoding, ...] = (INT8, INT4)
 
-Side = Callable[[], Any]
-
 
 def shapes_of(bits: int) -> list[DecodeShape]:
     """Those that differ for it."""
@@ -54,10 +51,6 @@ def shapes_of(bits: int) -> list[DecodeShape]:
 
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # slots, K, V
-
-
-def gpu() -> str:
-    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 # -- what runs --
@@ -213,38 +206,6 @@ def check(device: str) -> None:
 
 
 # -- how fast --
-
-
-class Clock:
-    """Times sides in turn, each as one CUDA graph, after the L2 cache was overwritten."""
-
-    def __init__(self) -> None:
-        self.flush = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
-
-    def medians_us(self, sides: dict[str, Side], rounds: int) -> dict[str, float]:
-        graphs = {}
-        for name, call in sides.items():
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                call()
-            torch.cuda.synchronize()
-            graphs[name] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[name]):
-                call()
-        found: dict[str, list[Any]] = {name: [] for name in sides}
-        for _ in range(rounds):
-            for name, graph in graphs.items():
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                self.flush.fill_(1)
-                start.record()
-                graph.replay()
-                end.record()
-                found[name].append((start, end))
-        torch.cuda.synchronize()
-        return {
-            name: statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs)
-            for name, pairs in found.items()
-        }
 
 
 def store_plain(rows: list[Rows], pools: list[torch.Tensor]) -> None:

@@ -53,6 +53,8 @@ $triton"
         --out "$out/pressure.json" -- --attention-backend triton --max-total-tokens 600000 --max-running-requests 512 \
         --cuda-graph-max-bs 256 --mem-fraction-static 0.2
     step attention 200 python benchmarks/churned_attention.py
+    step cascade 300 python benchmarks/cascade.py --tune
+    step kv-quant 300 python benchmarks/kv_quant.py --tune
     step outputs 300 python benchmarks/sglang_outputs.py --model "$model" --vocabulary 40000 --logs "$out" -- \
         --attention-backend triton --mem-fraction-static 0.85 --cuda-graph-max-bs 4 --disable-prefill-cuda-graph \
         --max-running-requests 16
