@@ -22,7 +22,9 @@ __all__ = ["Group", "Node", "Worth", "by_cost", "by_thresholds", "grouped", "sha
 
 
 class Node(Protocol):
-    """A node of a radix tree, as far as it is looked at. Nodes are told apart by identity."""
+    """A node of a radix tree, as far as it is looked at. Nodes are told apart by identity, so an engine that hands out
+    ids (SGLang's unified cache) is asked for its nodes first.
+    """
 
     @property
     def parent(self) -> Node | None:
