@@ -22,7 +22,9 @@ __all__ = ["Group", "Node", "Worth", "by_cost", "by_thresholds", "grouped", "sha
 
 
 class Node(Protocol):
-    """A node of a radix tree, as far as it is looked at. Nodes are told apart by identity."""
+    """A node of a radix tree, as far as it is looked at. Nodes are told apart by identity, so an engine that hands out
+    ids (SGLang's unified cache) is asked for its nodes first.
+    """
 
     @property
     def parent(self) -> Node | None:
@@ -48,7 +50,10 @@ class Group(Generic[N]):
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a pass over a segment saves, in any one unit; a cascade is made where all of it exceeds ``fixed``."""
+    """What a pass over a segment saves, in any one unit; a cascade is made where all of it exceeds ``fixed``.
+
+    ``fixed`` is not below 0: without groups there is nothing that a cascade could gain.
+    """
 
     saved: Callable[[int, int], float]  # (requests, tokens) -> saving of one segment; not above 0: not worth it
     fixed: float = 0.0

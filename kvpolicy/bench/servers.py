@@ -113,9 +113,9 @@ def kv_tokens(target: Target) -> int | None:
     with suppress(LiveError, KeyError, TypeError, ValueError):
         if target.engine == "sglang":
             return int(_server_info(target)["max_total_num_tokens"])
-        for sample in fetch_metrics(target.url, target.api_key):
-            if sample.name == "vllm:cache_config_info":
-                return int(sample.labels["num_gpu_blocks"]) * int(sample.labels["block_size"])
+        configured = [s for s in fetch_metrics(target.url, target.api_key) if s.name == "vllm:cache_config_info"]
+        # One sample an engine; one of its blocks is the null block, which holds no tokens.
+        return sum((int(s.labels["num_gpu_blocks"]) - 1) * int(s.labels["block_size"]) for s in configured) or None
     return None
 
 

@@ -135,7 +135,7 @@ def _pages(
     may = (
         f"SGLang plans {outcome.decode_attention} with single tokens whatever the page size: nothing of this is gained"
         if reads_tokens
-        else "the index and its time shrink with the page that the kernel reads"
+        else "The index and its time shrink with the page that the kernel reads"
     )
     message = f"decode attention a layer by page size: {shown}; index of the batch {index} bytes ({sure}). {may}"
     findings.info("KVP542", "cache.page_size", message, {"rows": rows, "reads_tokens": reads_tokens})

@@ -143,7 +143,7 @@ def test_nested_groups() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(PROMPTS, st.integers(-3, 20), st.integers(1, 9))
+@given(PROMPTS, st.integers(0, 20), st.integers(1, 9))
 def test_the_choice_is_the_best_of_all(prompts: list[Tokens], fixed: int, price: int) -> None:
     """Over every subset of the segments, and no cascade at all."""
     found = shared_segments(tree_of(prompts), edge_tokens)[:8]
@@ -163,6 +163,7 @@ def test_one_group_is_judged_as_the_cost_model_does(batch: int, shared: int) -> 
     load = Load(batch, shared, 256, 16)
     worth = by_cost(H200, H200.heads, load, layers=32)
     gain = worth.saved(batch, shared) - worth.fixed
+    assert worth.fixed > 0
     assert gain == pytest.approx(estimate(H200, load, H200.heads).gain_ms(32))
     node = TreeNode()
     made = grouped([Group(node, 0, shared, tuple(range(batch)))], worth)

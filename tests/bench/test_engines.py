@@ -1,4 +1,4 @@
-"""A real SGLang, its own benchmark, and two policies that take turns on it."""
+"""A real SGLang, its own benchmark, and two policies that take turns on it, of which one caches nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ SERVER = (
 @pytest.mark.server
 def test_two_policies_on_a_real_server(sglang_env: Callable[..., EngineEnv], tiny_model: Path, tmp_path: Path) -> None:
     engine = with_path(sglang_env(DEMO_VERSION), Path(__file__).parent / "stubs", CHECKOUT, CHECKOUT / "adapters")
-    words = ["bench", "--engine", "sglang", "--policy", "stock_lru", "--policy", "adaptive", str(tiny_model)]
+    forgetful = tmp_path / "forgetful.yaml"
+    forgetful.write_text(
+        "apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {name: forgetful}\n"
+        "eviction: {policy: lru, rules: [{name: all, admit: never}]}\n"
+    )
+    words = ["bench", "--engine", "sglang", "--policy", "stock_lru", "--policy", str(forgetful), str(tiny_model)]
     # Three requests at a time share 128 tokens: those of the second three find them.
     window = ["--requests", "6", "--concurrency", "3", "--shared", "128", "--input", "32", "--output-tokens", "4"]
     done = subprocess.run(
@@ -34,13 +39,16 @@ def test_two_policies_on_a_real_server(sglang_env: Callable[..., EngineEnv], tin
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["change"] == "hot", "the two differ in eviction alone"
-    for side in report["sides"].values():
+    for label, side in report["sides"].items():
         assert side["kv_tokens"] == 4096
         assert [each["requests"] for each in side["windows"]] == [6, 6]
         for each in side["windows"]:
-            # Emptied before it: at most the later requests' shared tokens were found, and not the whole prompts that
-            # the other side's window left.
-            assert 0.2 < each["hit_rate"] <= 5 * 128 / (6 * 160) + 0.05
+            # Each window ran under its own policy, over an empty cache: at most the later requests' shared tokens were
+            # found, and not the prompts that a window before left.
+            if label == "A":
+                assert 0.2 < each["hit_rate"] <= 5 * 128 / (6 * 160) + 0.05
+            else:
+                assert each["hit_rate"] == 0
             assert each["output_tokens_per_s"] > 0
             assert each["tpot_ms"] > 0
     assert set(report["ratios"]) == {"throughput", "ttft", "ttft_p99", "tpot"}

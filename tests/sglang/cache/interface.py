@@ -14,6 +14,8 @@ from typing import Any
 
 from differential import Side, default_kind
 
+from kvpolicy.attention.groups import shared_segments
+
 
 def public(obj: Any) -> dict[str, str]:
     """Public callables and their signatures, properties and plain attributes by kind."""
@@ -53,6 +55,19 @@ def results(side: Side) -> dict[str, str]:
     return found
 
 
+def groups(side: Side) -> list[Any]:
+    """What six running requests share, off this cache's own nodes: an agent's 64 tokens, and a session's 32 more."""
+    prompts = [[*range(1, 65), *[100 + i % 2] * 32, *[200 + i] * 16] for i in range(6)]
+    for prompt in prompts:
+        side.insert(prompt, 0)
+    held = [side.match(prompt).last_device_node for prompt in prompts]
+    if hasattr(side.cache, "tree_core"):  # hands out ids
+        held = [side.cache.tree_core.node_by_id(node) for node in held]
+    found = shared_segments(held, lambda node: 0 if node.parent is None else len(node.key))
+    side.cache.reset()
+    return sorted((group.start_tokens, group.end_tokens, group.requests) for group in found)
+
+
 def _shape(value: Any) -> str:
     fields = getattr(value, "_fields", None) or getattr(type(value), "__dataclass_fields__", None) or ()
     return f"{type(value).__name__}({', '.join(f'{name}: {type(getattr(value, name)).__name__}' for name in fields)})"
@@ -68,6 +83,7 @@ def compare(policy: str) -> dict[str, Any]:
         "ours": public(ours.cache),
         "stock results": results(stock),
         "our results": results(ours),
+        "groups": [groups(stock), groups(ours)],
         "core": ours.active.core,
         "fallbacks": dict(ours.active.fallbacks),
     }

@@ -24,3 +24,6 @@ def test_the_cache_is_stocks_own(in_engine: Callable[..., list[dict[str, Any]]],
         assert result["ours"] == result["stock"]
         assert result["our results"] == result["stock results"]
         assert result["fallbacks"] == {}
+        # Requests are grouped by what they share, off the nodes that the scheduler holds.
+        expected = [[0, 64, [0, 1, 2, 3, 4, 5]], [64, 96, [0, 2, 4]], [64, 96, [1, 3, 5]]]
+        assert result["groups"] == [expected, expected]
