@@ -42,7 +42,7 @@ CLOCK = time.thread_time
 BLOCK_TOKENS = 16
 WHY = "+why"  # ends the name of a side whose evictions are remembered, to explain misses
 POLICIES_FOLDER = Path(__file__).resolve().parent.parent / "policies"
-SHIPPED = ("agentic", "batch", "chat", "long_context", "multi_tenant", "rag")
+SHIPPED = ("adaptive", "agentic", "batch", "chat", "long_context", "multi_tenant", "rag")
 
 _LRU: dict[str, Any] = {"policy": "lru"}
 EVICTIONS: dict[str, dict[str, Any] | None] = {
@@ -54,6 +54,7 @@ EVICTIONS: dict[str, dict[str, Any] | None] = {
     "s3fifo": {"policy": "s3fifo"},
     "sieve": {"policy": "sieve"},
     "hit_density": {"policy": "hit_density"},
+    "reuse_rate": {"policy": "reuse_rate"},
     "score": {"score": "log1p(hits) / (1 + idle_requests)"},
 }
 

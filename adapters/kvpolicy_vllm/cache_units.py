@@ -69,6 +69,8 @@ class CachedUnits:
                 new = runs.new_ones(new)
             if not self.index.takes_runs:
                 new = new[:1]
+            elif self.index.names_units and len(new) > 1:
+                new = new[: self.index.alike([content_key(block_hash) for block_hash in new])]
             end = at + len(new)
             self._tick += len(new)
             run = Run(new, list(blocks[at:end]), self.runs.ending_at(above), self._tick, info.priority or 0)
@@ -194,12 +196,12 @@ class CachedUnits:
         while len(blocks) < count:
             if run is None and (run := index.pop()) is None:
                 break
-            most = 0 if run.children or not run.is_free else run.count_evictable(count - len(blocks))
-            if not most:
+            most = min(len(run.blocks), count - len(blocks))
+            units = 0 if run.children or not run.is_free else run.count_evictable(index.sweep(run, most))
+            if not units:
                 index.discard(run)
                 run = None
                 continue
-            units = index.sweep(run, most)
             going = run.blocks[: -units - 1 : -1]
             meta = index.meta(run)
             depth_tokens = 0 if meta is None else meta.depth_tokens
@@ -357,9 +359,12 @@ class CachedUnits:
         index = self.index
         if index.needs_events:
             key = content_key(run.hashes[0]) if index.needs_content_key else None
-            if index.ghosts is not None and len(index.ghosts):
-                index.ghosts.following = [content_key(block_hash) for block_hash in run.hashes[1:]]
-            index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks))
+            following: Sequence[int] = ()
+            if index.names_units or (index.ghosts is not None and len(index.ghosts)):
+                following = [content_key(block_hash) for block_hash in run.hashes[1:]]
+            index.insert(
+                run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks), following
+            )
 
     def _trim(self, run: Run, units: int) -> None:
         """Forget the last `units`, not all of them."""
