@@ -166,9 +166,16 @@ class LazyHeap(Generic[H]):
 
     def _first(self) -> _Generation | None:
         """The generation whose heap has the live entry with the smallest key of all at its top, exact."""
+        generations = self._generations
+        if len(generations) == 1:
+            where = self._open
+            if not where.live:
+                return None
+            self._settled(where.heap, where.live)
+            return where
         while True:
             first, where = None, None
-            for generation in self._generations:
+            for generation in generations:
                 if generation.live:
                     top = generation.heap[0]
                     if first is None or top < first:

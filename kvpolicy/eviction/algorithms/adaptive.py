@@ -73,7 +73,7 @@ class Adaptive(ReuseRate):
         self._sample_bits, self._draw_shift = 0, 64  # one content in 2 ** bits is drawn: the top bits of its key are 0
         self._resident_tokens = self._most_tokens = 0
         self.lru_shadow = Shadow(LazyHeap(_used, KeyChange.SHRINKS))
-        self.rate_shadow = Shadow(SampledOrder(self._shadow_rank, self.clock))
+        self.rate_shadow = Shadow(SampledOrder(self._shadow_rank, self.clock, self._shadow_ranks))
 
     def make_order(self) -> Order[Handle]:
         return EitherOrder(self)
@@ -174,6 +174,13 @@ class Adaptive(ReuseRate):
             return (float("inf"), seq)
         return (self.rate(content), seq)
 
+    def _shadow_ranks(self, contents: Sequence[Content]) -> list[tuple[float, int]]:
+        now, locked = self.clock.request_seq, float("inf")
+        return [
+            (locked if content.used_seq == now else rate, content.used_seq)
+            for content, rate in zip(contents, self.rates_of(contents), strict=True)
+        ]
+
 
 class EitherOrder:
     """The evictable units of one partition in both orders. Keys of both have one shape, so that partitions compare."""
@@ -184,7 +191,7 @@ class EitherOrder:
     def __init__(self, algorithm: Adaptive) -> None:
         self._algorithm = algorithm
         self._by_use: LazyHeap[Handle] = LazyHeap(_last_access, KeyChange.GROWS)
-        self._by_rate: SampledOrder[Handle] = SampledOrder(algorithm.rank, algorithm.clock)
+        self._by_rate: SampledOrder[Handle] = SampledOrder(algorithm.rank, algorithm.clock, algorithm.ranks)
 
     @property
     def _in_charge(self) -> Order[Handle]:

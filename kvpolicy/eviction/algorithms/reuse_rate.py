@@ -111,13 +111,30 @@ class ReuseRate(Algorithm):
         self._learn()
 
     def make_order(self) -> Order[Handle]:
-        return SampledOrder(self.rank, self.clock)
+        return SampledOrder(self.rank, self.clock, self.ranks)
 
     make_member_order = make_order
 
     def rank(self, handle: Handle) -> Any:
         meta = handle.kvp
         return (self.rate(meta.state), meta.touch_seq, meta.order)
+
+    def ranks(self, handles: Sequence[Handle]) -> list[Any]:
+        """The same of many."""
+        metas = [handle.kvp for handle in handles]
+        rates = self.rates_of([meta.state for meta in metas])
+        return [(rate, meta.touch_seq, meta.order) for rate, meta in zip(rates, metas, strict=True)]
+
+    def rates_of(self, contents: Sequence[Content]) -> list[float]:
+        """:meth:`rate` of many. In one piece: it runs for every candidate of every victim."""
+        seq, rates, ages, last = self.clock.request_seq, self.rates, _AGES, len(_AGES)
+        found = []
+        for content in contents:
+            requests, shift = seq - content.used_seq, content.shift
+            at = (ages[requests] if requests < last else _bucket(requests * _TICKS)) - shift
+            rate = rates[content.klass][0 if at < 0 else at if at < BUCKETS else BUCKETS - 1]
+            found.append(rate * _SCALE[shift])
+        return found
 
     def score_of(self, handle: Handle) -> float | None:
         return self.rate(handle.kvp.state)
@@ -370,6 +387,8 @@ def _within(bucket: int) -> int:
     return 0 if bucket < 0 else bucket if bucket < BUCKETS else BUCKETS - 1
 
 
+#: The bucket of a wait of so many requests.
+_AGES = [_bucket(requests * _TICKS) for requests in range(4096)]
 _STARTS = [_start(bucket) for bucket in range(BUCKETS + 1)]
 #: Before anything is learned: chances that fall with age, from a quarter of an octave's worth down.
 _ASSUMED = [min(0.3, 0.25 * (_STARTS[at + 1] - _STARTS[at]) / (_STARTS[at + 1] + 8)) for at in range(BUCKETS)]
