@@ -168,11 +168,10 @@ class LazyHeap(Generic[H]):
         """The generation whose heap has the live entry with the smallest key of all at its top, exact."""
         generations = self._generations
         if len(generations) == 1:
-            where = self._open
-            if not where.live:
-                return None
-            self._settled(where.heap, where.live)
-            return where
+            only = self._open
+            if only.live:
+                self._settled(only.heap, only.live)
+            return only if only.live else None
         while True:
             first, where = None, None
             for generation in generations:
