@@ -42,7 +42,7 @@ CLOCK = time.thread_time
 BLOCK_TOKENS = 16
 WHY = "+why"  # ends the name of a side whose evictions are remembered, to explain misses
 POLICIES_FOLDER = Path(__file__).resolve().parent.parent / "policies"
-SHIPPED = ("agentic", "batch", "chat", "long_context", "multi_tenant", "rag")
+SHIPPED = ("adaptive", "agentic", "batch", "chat", "long_context", "multi_tenant", "rag")
 
 _LRU: dict[str, Any] = {"policy": "lru"}
 EVICTIONS: dict[str, dict[str, Any] | None] = {
@@ -54,6 +54,7 @@ EVICTIONS: dict[str, dict[str, Any] | None] = {
     "s3fifo": {"policy": "s3fifo"},
     "sieve": {"policy": "sieve"},
     "hit_density": {"policy": "hit_density"},
+    "reuse_rate": {"policy": "reuse_rate"},
     "score": {"score": "log1p(hits) / (1 + idle_requests)"},
 }
 
@@ -68,7 +69,7 @@ class Side:
         make: Any = BlockPool if is_stock else PolicyBlockPool
         self.pool = make(blocks + 1, True, BLOCK_TOKENS)
         if not is_stock:
-            self.active = _active(name)
+            self.active = active_policy(name)
             cache_hooks.attach(self.active, self.pool, None, None, BLOCK_TOKENS)
         self.manager = SimpleNamespace(block_pool=self.pool)
         self.scheduler = SimpleNamespace(kv_cache_manager=self.manager)
@@ -140,7 +141,7 @@ class Side:
         return (CLOCK() - start) / (requests * self.batch) * 1e6
 
 
-def _active(name: str) -> ActivePolicy:
+def active_policy(name: str) -> ActivePolicy:
     explains, name = name.endswith(WHY), name.removesuffix(WHY)
     if name in SHIPPED:
         flat = load_policy(POLICIES_FOLDER / f"{name}.yaml").flat
@@ -155,7 +156,7 @@ def _active(name: str) -> ActivePolicy:
     return ActivePolicy(policy, flat, "", "scheduler", compiled=compiled)
 
 
-def _print_machine() -> None:
+def print_machine() -> None:
     from vllm.version import __version__
 
     lines = Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else []
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256, help="requests a window")
     parser.add_argument("--sides", default=",".join([*EVICTIONS, *SHIPPED]))
     arguments = parser.parse_args()
-    _print_machine()
+    print_machine()
     names = arguments.sides.split(",")
     sides = [Side(name, arguments.blocks, arguments.batch) for name in ["stock", *(n for n in names if n != "stock")]]
     gc.collect()

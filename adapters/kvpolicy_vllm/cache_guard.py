@@ -98,7 +98,7 @@ class CacheGuard:
         if self.is_retired:
             return True
         try:
-            state = self._state(request)
+            state = self._request or self._state(request)
             self._count_hit(state)
             if state.is_admitted is None:
                 new_tokens = max(0, state.prompt_tokens - state.matched_tokens)
@@ -116,7 +116,7 @@ class CacheGuard:
     def cached(self, request: Any, blocks: Sequence[Any], start: int, stop: int) -> None:
         if not self._is_stale:
             try:
-                state = self._state(request)
+                state = self._request or self._state(request)
                 self.units.cached(blocks, start, stop, state.info, state.prompt_tokens)
             except Exception:
                 self._fault("insert", "the policy failed on new blocks")

@@ -50,11 +50,11 @@ class _PoolUnits:
         """Every content as it is found; None for a block with nothing new."""
         pool, found = self._pool, self._units.found
         queue, tick = pool.free_block_queue, 0
-        queue.cursor = queue.fake_free_list_head
+        queue.walk()
         while (block := queue.cursor.next_free_block) is not queue.fake_free_list_tail:
             queue.cursor, tick = block, tick + 1
             yield self._new(found, block, tick)
-        queue.cursor = None
+        queue.stop_walking()
         for block in list(pool.blocks):  # those in use
             yield self._new(found, block, tick)
 
@@ -146,7 +146,7 @@ class PoolSeat:
         if guard is None or not isinstance(guard.units.index, Both):
             return
         guard.units.use(guard.units.index.before)
-        self._pool.free_block_queue.cursor = None
+        self._pool.free_block_queue.stop_walking()
         if self.active.index is None:  # nobody recorded anything before
             self._detach()
 

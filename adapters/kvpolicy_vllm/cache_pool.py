@@ -15,14 +15,14 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
 from .cache_guard import CacheGuard
 
-__all__ = ["PolicyBlockPool", "PolicyQueue"]
+__all__ = ["PolicyBlockPool", "PolicyQueue", "WalkedQueue"]
 
 
 class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
     """Blocks without cached content go first, as in vLLM; then the policy's victims."""
 
     _guard: CacheGuard
-    #: Up to where somebody has walked the list from its front; kept in it whatever leaves.
+    #: Up to where somebody has walked the list from its front, if anybody does: see :class:`WalkedQueue`.
     cursor: Any = None
 
     @classmethod
@@ -49,21 +49,28 @@ class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         if len(blocks) == n:
             return blocks
         victims = self._guard.victims(n - len(blocks))
-        for block in victims:
-            self.remove(block)
+        self._remove_all(victims)
         blocks += victims
         if len(blocks) < n:
             blocks += self._in_stock_order(n - len(blocks))
         return blocks
 
-    def remove(self, block: Any) -> None:
-        self._step_back(block)
-        super().remove(block)
+    def walk(self) -> None:
+        """Put the cursor before the first block. O(1)."""
+        self.cursor = self.fake_free_list_head
+        self.__class__ = WalkedQueue
 
-    def _step_back(self, block: Any) -> None:
-        """`block` is about to leave the list."""
-        if block is self.cursor:
-            self.cursor = block.prev_free_block
+    def stop_walking(self) -> None:
+        self.cursor = None
+        self.__class__ = PolicyQueue
+
+    def _remove_all(self, blocks: list[Any]) -> None:
+        """As `remove` does with one. All are in the list: the guard checked that they are free."""
+        for block in blocks:
+            before, after = block.prev_free_block, block.next_free_block
+            before.next_free_block, after.prev_free_block = after, before
+            block.prev_free_block = block.next_free_block = None
+        self.num_free_blocks -= len(blocks)
 
     def _leave_to_engine(self, n: int) -> list[Any]:
         blocks: list[Any] = super().popleft_n(n)
@@ -93,6 +100,20 @@ class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         if cached:
             self._guard.lost()
         return blocks
+
+
+class WalkedQueue(PolicyQueue):
+    """While somebody walks the list: the cursor stays in it whatever leaves. A class of its own, since `remove` runs
+    for every block that is hit."""
+
+    def remove(self, block: Any) -> None:
+        if block is self.cursor:
+            self.cursor = block.prev_free_block
+        super().remove(block)
+
+    def _remove_all(self, blocks: list[Any]) -> None:
+        for block in blocks:
+            self.remove(block)
 
 
 class PolicyBlockPool(BlockPool):  # type: ignore[misc]

@@ -40,11 +40,12 @@ def state_of(request: Any, clock: PolicyClock) -> RequestState:
 
 
 def _info(request: Any) -> RequestInfo:
-    lora = getattr(request, "lora_request", None)
+    salt, lora = getattr(request, "cache_salt", None), getattr(request, "lora_request", None)
+    session_id = getattr(request, "session_id", None)
     return _shared(
-        _text(getattr(request, "cache_salt", None)),
+        salt and _text(salt),
         _priority(request),
-        _text(getattr(request, "session_id", None)),
+        session_id and _text(session_id),
         None if lora is None else _text(getattr(lora, "lora_name", None)),
     )
 
@@ -55,9 +56,11 @@ _shared = lru_cache(maxsize=1024)(RequestInfo)
 
 def _priority(request: Any) -> int | None:
     """The number that the client gave for the policy, else the request's own. vLLM cannot tell 0 from not given."""
-    given = (getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}).get(PRIORITY_KEY)
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
+    extra = getattr(getattr(request, "sampling_params", None), "extra_args", None)
+    if extra:
+        given = extra.get(PRIORITY_KEY)
+        if isinstance(given, int) and not isinstance(given, bool):
+            return given
     priority = getattr(request, "priority", None)
     return priority if isinstance(priority, int) and priority else None
 

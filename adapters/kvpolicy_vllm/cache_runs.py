@@ -6,12 +6,15 @@ Nothing here imports vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 from kvpolicy.eviction.base import UnitMeta
 
-__all__ = ["Run", "Runs", "content_key"]
+__all__ = ["Run", "Runs", "content_key", "content_keys"]
+
+
+_block_hash, _ref_cnt = attrgetter("block_hash"), attrgetter("ref_cnt")
 
 
 class Run:
@@ -64,7 +67,7 @@ class Run:
     def count_evictable(self, most: int) -> int:
         """How many blocks from the end, up to `most`, are free and hold their content; the null block never does."""
         blocks, hashes = self.blocks[-most:], self.hashes[-most:]
-        if [block.block_hash for block in blocks] == hashes and not any(block.ref_cnt for block in blocks):
+        if list(map(_block_hash, blocks)) == hashes and not any(map(_ref_cnt, blocks)):
             return len(blocks)
         count = 0
         while blocks and not blocks[-1].ref_cnt and blocks.pop().block_hash == hashes.pop():
@@ -172,3 +175,9 @@ class Runs(dict[bytes, Run]):
 def content_key(block_hash: bytes) -> int:
     """The number of a content, equal on every rank."""
     return int.from_bytes(block_hash[:8], "big")
+
+
+def content_keys(hashes: Sequence[bytes]) -> list[int]:
+    """Those of many. In one piece: it runs for every block."""
+    number = int.from_bytes
+    return [number(block_hash[:8], "big") for block_hash in hashes]

@@ -20,7 +20,7 @@ from typing import Any
 from kvpolicy.eviction.base import RequestInfo
 from kvpolicy.eviction.index import EvictionIndex
 
-from .cache_runs import Run, Runs, content_key
+from .cache_runs import Run, Runs, content_key, content_keys
 
 __all__ = ["CachedUnits"]
 
@@ -50,7 +50,7 @@ class CachedUnits:
 
     def cached(self, blocks: Sequence[Any], start: int, stop: int, info: RequestInfo, prompt_tokens: int) -> None:
         """`blocks[start:stop]` of one request got their hashes; null or skipped blocks among them have none."""
-        runs = self.runs
+        runs, index = self.runs, self.index
         hashes = [block.block_hash for block in blocks[start:stop]]
         prompt_end = prompt_tokens // self.block_tokens  # output begins with the block that holds its first token
         above = blocks[start - 1].block_hash if start else None
@@ -67,15 +67,21 @@ class CachedUnits:
             new = hashes[at - start : end - start]
             if not all(new) or not runs.keys().isdisjoint(new):
                 new = runs.new_ones(new)
-            if not self.index.takes_runs:
+            keys: Sequence[int] = ()
+            if not index.takes_runs:
                 new = new[:1]
+            elif index.names_units and len(new) > 1:
+                keys = content_keys(new)
+                alike = index.alike(keys)
+                new, keys = new[:alike], keys[1:alike]
             end = at + len(new)
             self._tick += len(new)
-            run = Run(new, list(blocks[at:end]), self.runs.ending_at(above), self._tick, info.priority or 0)
+            run = Run(new, list(blocks[at:end]), runs.ending_at(above), self._tick, info.priority or 0)
             runs.update(dict.fromkeys(new, run))
             if run.parent is not None:
                 self._add_child(run.parent)
-            self._stamp(run, info, end * self.block_tokens, at >= prompt_end)
+            if index.needs_events:
+                self._stamp(run, info, end * self.block_tokens, at >= prompt_end, keys)
             above, at = new[-1], end
 
     def hit(self, blocks: Sequence[Any], info: RequestInfo) -> None:
@@ -194,12 +200,12 @@ class CachedUnits:
         while len(blocks) < count:
             if run is None and (run := index.pop()) is None:
                 break
-            most = 0 if run.children or not run.is_free else run.count_evictable(count - len(blocks))
-            if not most:
+            most = min(len(run.blocks), count - len(blocks))
+            units = 0 if run.children or not run.is_free else run.count_evictable(index.sweep(run, most))
+            if not units:
                 index.discard(run)
                 run = None
                 continue
-            units = index.sweep(run, most)
             going = run.blocks[: -units - 1 : -1]
             meta = index.meta(run)
             depth_tokens = 0 if meta is None else meta.depth_tokens
@@ -346,20 +352,20 @@ class CachedUnits:
         self._tick += 1
         run = Run([block.block_hash], [block], None, self._tick, 0)
         self.runs[block.block_hash] = run
-        self._stamp(run, _NOBODY, self.depth_tokens(block), False)
+        if self.index.needs_events:
+            self._stamp(run, _NOBODY, self.depth_tokens(block), False, ())
         return run
 
     def depth_tokens(self, block: Any) -> int:
         """From the root to the block's end, as far as vLLM says."""
         return block.block_hash_num_tokens or self.block_tokens
 
-    def _stamp(self, run: Run, info: RequestInfo, depth_tokens: int, is_output: bool) -> None:
+    def _stamp(self, run: Run, info: RequestInfo, depth_tokens: int, is_output: bool, following: Sequence[int]) -> None:
         index = self.index
-        if index.needs_events:
-            key = content_key(run.hashes[0]) if index.needs_content_key else None
-            if index.ghosts is not None and len(index.ghosts):
-                index.ghosts.following = [content_key(block_hash) for block_hash in run.hashes[1:]]
-            index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks))
+        key = content_key(run.hashes[0]) if index.needs_content_key else None
+        if not following and index.ghosts is not None and len(index.ghosts):
+            following = content_keys(run.hashes[1:])
+        index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks), following)
 
     def _trim(self, run: Run, units: int) -> None:
         """Forget the last `units`, not all of them."""

@@ -97,8 +97,6 @@ class Ghosts:
         self.away_requests = Histogram(REQUESTS)
         self.misses: deque[Miss] = deque(maxlen=MISSES)
         self.found_tokens = 0  # of the unit inserted last, from its beginning on: evicted before
-        #: Names of the units of the run inserted next, but the first: set by an adapter whose handles are runs.
-        self.following: Sequence[int] = ()
         self._clock, self._score_of, self.now_s = clock, score_of, now_s
         self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
         self._walk: list[Ghost] = []
@@ -117,8 +115,8 @@ class Ghosts:
 
     # -- what the index tells --
 
-    def inserted(self, meta: Any) -> None:
-        """A unit with this metadata became resident."""
+    def inserted(self, meta: Any, following: Sequence[int] = ()) -> None:
+        """A unit with this metadata became resident, or a run, of which ``following`` names all but the first."""
         if self.fault:
             return
         try:
@@ -126,11 +124,10 @@ class Ghosts:
             self.found_tokens = 0
             if meta.content_key is not None and self._ghosts:
                 self.found_tokens = found = self.asked(meta, meta.content_key)
-                for key in self.following if found else ():
+                for key in following if found else ():
                     if not (found := self.asked(meta, key, self.found_tokens)):
                         break
                     self.found_tokens += found
-            self.following = ()
         except Exception as fault:
             self.stop(fault)
 

@@ -166,9 +166,15 @@ class LazyHeap(Generic[H]):
 
     def _first(self) -> _Generation | None:
         """The generation whose heap has the live entry with the smallest key of all at its top, exact."""
+        generations = self._generations
+        if len(generations) == 1:
+            only = self._open
+            if only.live:
+                self._settled(only.heap, only.live)
+            return only if only.live else None
         while True:
             first, where = None, None
-            for generation in self._generations:
+            for generation in generations:
                 if generation.live:
                     top = generation.heap[0]
                     if first is None or top < first:

@@ -6,7 +6,7 @@ tenants, scores and kvpolicy's own algorithms need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +76,16 @@ class EvictionIndex:
     @property
     def takes_runs(self) -> bool:
         """Whether one handle may stand for a run of units; each unit has its own otherwise."""
-        return not self._algorithm.tells_units_apart
+        return True
+
+    @property
+    def names_units(self) -> bool:
+        """Whether ``insert`` wants the numbers of all units of a run, after ``alike`` was asked for its length."""
+        return self._algorithm.names_units
+
+    def alike(self, content_keys: Sequence[int]) -> int:
+        """How many of these new units, each the prefix of the next, may be inserted as one run: at least 1."""
+        return self._algorithm.alike(content_keys)
 
     @property
     def reads_content_key(self) -> bool:
@@ -142,9 +151,10 @@ class EvictionIndex:
         is_output: bool = False,
         content_key: int | None = None,
         units: int = 1,
+        following: Sequence[int] = (),
     ) -> None:
         """A new unit became resident, or a run of so many: ``size_tokens`` is one unit's, ``depth_tokens`` the last
-        one's, and ``content_key`` names the first."""
+        one's, ``content_key`` names the first and ``following`` the others, where anybody asks for them."""
 
     def touch(self, handle: Handle, request: RequestInfo) -> None:
         """One later request's match reached the unit's end (once a request)."""

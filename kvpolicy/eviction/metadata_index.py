@@ -3,7 +3,7 @@ algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
@@ -48,9 +48,7 @@ class MetadataIndex(EvictionIndex):
             self.ghosts = Ghosts(self.clock, algorithm.score_of)
         self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved, self._divide_run) if rules else None
         # Units whose keys differ would have to be shed one by one.
-        self._takes_runs = not algorithm.tells_units_apart and not (
-            algorithm.rises_in_runs and any(rule.budget_share is not None for rule in rules)
-        )
+        self._takes_runs = not (algorithm.rises_in_runs and any(rule.budget_share is not None for rule in rules))
         self._max_priority = max_priority
         self._units = 0  # ever created
 
@@ -76,16 +74,20 @@ class MetadataIndex(EvictionIndex):
         is_output: bool = False,
         content_key: int | None = None,
         units: int = 1,
+        following: Sequence[int] = (),
     ) -> None:
         self._units += units
         handle.kvp = meta = self._new_meta(request, size_tokens, depth_tokens)
         meta.parent, meta.is_output, meta.content_key, meta.units = parent, is_output, content_key, units
         if self.ghosts is not None:
-            self.ghosts.inserted(meta)
+            self.ghosts.inserted(meta, following)
         if self._tenants is not None:
             self._tenants.resident(self._tenants.get(meta.cache_salt), 1, size_tokens * units)
         try:
-            self._algorithm.inserted(handle)
+            if units == 1:
+                self._algorithm.inserted(handle)
+            else:
+                self._algorithm.inserted_run(handle, following)
             if self._rules is not None:
                 self._rules.run(handle)
         except Exception as fault:
@@ -134,7 +136,10 @@ class MetadataIndex(EvictionIndex):
             if meta.hits:
                 self._tenants.hit(tenant, meta.hits * meta.tokens)
         try:
-            self._algorithm.inserted(handle)
+            if units == 1:
+                self._algorithm.inserted(handle)
+            else:
+                self._algorithm.inserted_run(handle, ())
             if self._rules is not None:
                 self._rules.adopt(handle, kept)
         except Exception as fault:

@@ -7,7 +7,7 @@ come from a counter, never from a random source, so that equal calls give equal 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic
 
@@ -41,6 +41,7 @@ class SampledOrder(Generic[H]):
         "_clock",
         "_is_drawn",
         "_key",
+        "_keys",
         "_members",
         "_position",
         "_ranked",
@@ -50,9 +51,16 @@ class SampledOrder(Generic[H]):
         "change",
     )
 
-    def __init__(self, key: Callable[[H], Any], clock: PolicyClock) -> None:
+    def __init__(
+        self,
+        key: Callable[[H], Any],
+        clock: PolicyClock,
+        keys: Callable[[Sequence[H]], list[Any]] | None = None,
+    ) -> None:
+        """``keys``: those of many handles, the same as ``key`` gives one by one but cheaper."""
         self.change: KeyChange = KeyChange.DYNAMIC
         self._key = key
+        self._keys = keys if keys is not None else lambda handles: [key(handle) for handle in handles]
         self._clock = clock
         self._state = 0
         self._members: list[H] = []
@@ -144,12 +152,12 @@ class SampledOrder(Generic[H]):
             heappop(ranked)
         return None
 
-    def _rank(self, handles: Iterable[H]) -> None:
-        key, ranked, candidates = self._key, self._ranked, self._candidates
-        entries = [(key(handle), serial, handle) for serial, handle in enumerate(handles, self._serial + 1)]
-        self._serial += len(entries)
-        for entry in entries:
-            candidates[entry[2]] = entry
+    def _rank(self, handles: Sequence[H]) -> None:
+        ranked = self._ranked
+        first = self._serial + 1
+        self._serial += len(handles)
+        entries = list(zip(self._keys(handles), range(first, self._serial + 1), handles, strict=True))
+        self._candidates.update(zip(handles, entries, strict=True))
         if len(entries) >= len(ranked):  # one pass costs less than so many pushes
             ranked += entries
             heapify(ranked)
@@ -159,11 +167,15 @@ class SampledOrder(Generic[H]):
 
     def _keep_best(self) -> None:
         """The clock moved: only the best candidates stay, under their present keys."""
-        candidates = self._candidates
-        best = sorted(entry for entry in self._ranked if candidates.get(entry[2]) is entry)[:KEPT]
+        candidates, ranked = self._candidates, self._ranked
+        best: list[H] = []
+        while ranked and len(best) < KEPT:
+            entry = heappop(ranked)
+            if candidates.get(entry[2]) is entry:
+                best.append(entry[2])
         candidates.clear()
-        self._ranked.clear()
-        self._rank([entry[2] for entry in best])
+        ranked.clear()
+        self._rank(best)
 
     def _draw(self) -> None:
         members, candidates = self._members, self._candidates

@@ -10,7 +10,7 @@ messages every rank holds the same new index.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from kvpolicy.eviction.base import RequestInfo, UnitMeta
@@ -230,6 +230,7 @@ class Both:
         self.meta = before.meta
         self._divided: list[Any] = []  # made of the run that is being inserted or touched, from its end on
         self.takes_runs: bool = before.takes_runs and preparation.index.takes_runs
+        self.names_units: bool = before.names_units or preparation.index.names_units
         self.divider = before.divider
         self.needs_content_key: bool = before.needs_content_key or preparation.index.needs_content_key
 
@@ -241,6 +242,9 @@ class Both:
 
     def __contains__(self, unit: object) -> bool:
         return unit in self.before
+
+    def alike(self, content_keys: Sequence[int]) -> int:
+        return int(min(self.before.alike(content_keys), self.preparation.index.alike(content_keys)))
 
     def _tell(self, event: Callable[..., Any], *args: Any) -> None:
         preparation = self.preparation

@@ -6,7 +6,7 @@ changes nothing that the running policy reads, and putting it in charge rewrites
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo, UnitMeta
@@ -105,10 +105,11 @@ class TwinIndex:
         is_output: bool = False,
         content_key: int | None = None,
         units: int = 1,
+        following: Sequence[int] = (),
     ) -> None:
         twin = self.twins[unit] = Twin(unit)
         above = None if parent is None else self.twins.get(parent)
-        self.inner.insert(twin, above, request, size_tokens, depth_tokens, is_output, content_key, units)
+        self.inner.insert(twin, above, request, size_tokens, depth_tokens, is_output, content_key, units, following)
 
     def adopt(
         self,

@@ -83,8 +83,10 @@ def test_lru_comes_back_when_it_is_better() -> None:
     ours = Cache()
     loop(ours, 40)
     assert ours.algorithm.by_rate
-    ours.algorithm.rate = lambda content: float(-content.used_seq)  # most recently used first
-    ours.algorithm.rate_shadow = Shadow(adaptive.SampledOrder(ours.algorithm._shadow_rank, ours.algorithm.clock))
+    ours.algorithm.rates_of = lambda contents: [float(-content.used_seq) for content in contents]  # most recent first
+    ours.algorithm.rate_shadow = Shadow(
+        adaptive.SampledOrder(ours.algorithm._shadow_rank, ours.algorithm.clock, ours.algorithm._shadow_ranks)
+    )
     drift(ours, 3000, base=1000)
     assert not ours.algorithm.by_rate
     assert ours.algorithm.switches >= 2

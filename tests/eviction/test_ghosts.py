@@ -108,8 +108,7 @@ def test_units_of_a_run_are_remembered_one_by_one() -> None:
     assert (len(ghosts), ghosts.age_s.counts[0]) == (3, 3)
     clock.now_s += 2
     index.clock.arrive()
-    ghosts.following = [3, 9]
-    index.insert(other, run, ANYBODY, 16, 64, content_key=2, units=3)
+    index.insert(other, run, ANYBODY, 16, 64, content_key=2, units=3, following=[3, 9])
     (miss,) = ghosts.misses
     assert (miss.tokens, miss.units, miss.start_tokens, miss.wanted_tokens) == (32, 2, 16, 48)
     last = Node("last", None, 16)

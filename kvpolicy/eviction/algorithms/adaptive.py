@@ -10,12 +10,13 @@ performance caching", ISCA 2007 (set duelling); scaled-down caches on a sample d
 "Cache modeling and optimization using miniature simulations", ATC 2017. The orders are lru.py's and reuse_rate.py's.
 
 A shadow holds units, not a tree: a child is never used later than its parent, so both orders mostly empty it from the
-leaves. Without ``content_key`` nothing can be drawn, and lru stays in charge.
+leaves. Without ``content_key`` nothing can be drawn, and lru stays in charge. Of a run the units that are drawn have a
+:class:`Content` of their own (``Content.drawn``), as they enter and leave the shadows one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvpolicy.eviction.algorithms.reuse_rate import Content, ReuseRate
@@ -72,7 +73,7 @@ class Adaptive(ReuseRate):
         self._sample_bits, self._draw_shift = 0, 64  # one content in 2 ** bits is drawn: the top bits of its key are 0
         self._resident_tokens = self._most_tokens = 0
         self.lru_shadow = Shadow(LazyHeap(_used, KeyChange.SHRINKS))
-        self.rate_shadow = Shadow(SampledOrder(self._shadow_rank, self.clock))
+        self.rate_shadow = Shadow(SampledOrder(self._shadow_rank, self.clock, self._shadow_ranks))
 
     def make_order(self) -> Order[Handle]:
         return EitherOrder(self)
@@ -84,23 +85,56 @@ class Adaptive(ReuseRate):
 
     def inserted(self, handle: Handle) -> None:
         super().inserted(handle)
-        self._resident_tokens += handle.kvp.size_tokens
-        self._most_tokens = max(self._most_tokens, self._resident_tokens)
+        self._hold(handle.kvp.size_tokens)
         content: Content = handle.kvp.state
         if content.key is not None and self._is_drawn(content.key):
             self._duel(content, handle.kvp.size_tokens)
 
+    def inserted_run(self, handle: Handle, following: Sequence[int]) -> None:
+        super().inserted_run(handle, following)
+        meta = handle.kvp
+        content: Content = meta.state
+        content.drawn = drawn = []
+        held = 0
+        if meta.content_key is not None:
+            shift, above = self._draw_shift, meta.order - meta.units
+            keys = enumerate((meta.content_key, *following), 1)
+            for at, key in [(at, key) for at, key in keys if not ((key * _SPREAD) & _MASK64) >> shift]:
+                if self._is_drawn(key):  # it may have been thinned meanwhile
+                    self._hold((at - held) * meta.size_tokens)
+                    held = at
+                    unit = content.twin(key)
+                    drawn.append((above + at, unit))
+                    self._duel(unit, meta.size_tokens)
+        self._hold((meta.units - held) * meta.size_tokens)
+
     def touched(self, handle: Handle) -> None:
         meta = handle.kvp
         content: Content = meta.state
+        if content.drawn is not None:
+            self._used_together(meta)
+            return
         self._used(content, meta.size_tokens)
         key = content.key
         if key is not None and not ((key * _SPREAD) & _MASK64) >> self._draw_shift:
             self._duel(content, meta.size_tokens)
 
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
+        super().trimmed(handle, units, content_key)
+        self._resident_tokens -= handle.kvp.size_tokens * units
+
     def removed(self, handle: Handle, evicted: bool) -> None:
         super().removed(handle, evicted)
-        self._resident_tokens -= handle.kvp.size_tokens
+        self._resident_tokens -= handle.kvp.tokens
+
+    def _hold(self, tokens: int) -> None:
+        """That many more are resident."""
+        self._resident_tokens += tokens
+        self._most_tokens = max(self._most_tokens, self._resident_tokens)
+
+    def _drawn_used(self, unit: Content, tokens: int) -> None:
+        if unit.key is not None and self._is_drawn(unit.key):
+            self._duel(unit, tokens)
 
     # -- the duel --
 
@@ -140,6 +174,13 @@ class Adaptive(ReuseRate):
             return (float("inf"), seq)
         return (self.rate(content), seq)
 
+    def _shadow_ranks(self, contents: Sequence[Content]) -> list[tuple[float, int]]:
+        now, locked = self.clock.request_seq, float("inf")
+        return [
+            (locked if content.used_seq == now else rate, content.used_seq)
+            for content, rate in zip(contents, self.rates_of(contents), strict=True)
+        ]
+
 
 class EitherOrder:
     """The evictable units of one partition in both orders. Keys of both have one shape, so that partitions compare."""
@@ -150,7 +191,7 @@ class EitherOrder:
     def __init__(self, algorithm: Adaptive) -> None:
         self._algorithm = algorithm
         self._by_use: LazyHeap[Handle] = LazyHeap(_last_access, KeyChange.GROWS)
-        self._by_rate: SampledOrder[Handle] = SampledOrder(algorithm.rank, algorithm.clock)
+        self._by_rate: SampledOrder[Handle] = SampledOrder(algorithm.rank, algorithm.clock, algorithm.ranks)
 
     @property
     def _in_charge(self) -> Order[Handle]:
@@ -181,7 +222,7 @@ class EitherOrder:
         return self._in_charge.precedes(handle, victim)
 
     def sweep(self, handle: Handle, most: int) -> int:
-        return 1  # its units have a handle each
+        return self._in_charge.sweep(handle, most)
 
     def clear(self) -> None:
         self._by_use.clear()

@@ -22,6 +22,9 @@ What is learned:
   piece.
 
 Ages are requests, not seconds: they need no carrier of time, and on the shipped traces they predict as well.
+
+The units of a run share one :class:`Content`: they came together, new, and are used together. So they are counted as if
+they came and went one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
-from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
+from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, UnitMeta
 from kvpolicy.eviction.sample import SampledOrder
 
 __all__ = ["Content", "ReuseRate"]
@@ -57,9 +60,9 @@ _MOST_BELOW = 16
 
 
 class Content:
-    """What is known of one unit, or of what was evicted of it."""
+    """What is known of one unit, of each unit of a run, or of what was evicted of it."""
 
-    __slots__ = ("below", "key", "klass", "pace", "shift", "tokens", "used_seq", "uses")
+    __slots__ = ("below", "drawn", "key", "klass", "pace", "shift", "tokens", "used_seq", "uses")
 
     def __init__(self, key: int | None, used_seq: int, pace: int) -> None:
         self.key = key
@@ -69,7 +72,20 @@ class Content:
         self.pace = pace  # smoothed bucket of its waits, in 16ths
         self.shift = 0  # buckets by which its waits are longer than typical
         self.tokens = 0  # of a ghost
-        self.below: list[int] | None = None  # keys of ghosts that stood on it
+        self.below: list[int] | None = None  # keys of ghosts that stood on it; of a run, on its last unit
+        #: Units of a run that are followed one by one, by creation order (see adaptive.py); ``None``: of no run.
+        self.drawn: list[tuple[int, Content]] | None = None
+
+    def twin(self, key: int | None) -> Content:
+        """Another unit of the same uses."""
+        other = Content(key, self.used_seq, self.pace)
+        other.uses, other.klass, other.shift = self.uses, self.klass, self.shift
+        return other
+
+    def follow(self, other: Content) -> None:
+        """Take over the uses of ``other``, of the same run."""
+        self.used_seq, self.pace = other.used_seq, other.pace
+        self.uses, self.klass, self.shift = other.uses, other.klass, other.shift
 
 
 class ReuseRate(Algorithm):
@@ -77,7 +93,7 @@ class ReuseRate(Algorithm):
 
     needs_metadata = True
     needs_content_key = True
-    tells_units_apart = True  # by their contents
+    names_units = True
     change = KeyChange.DYNAMIC
 
     def __init__(self, clock: PolicyClock) -> None:
@@ -95,13 +111,30 @@ class ReuseRate(Algorithm):
         self._learn()
 
     def make_order(self) -> Order[Handle]:
-        return SampledOrder(self.rank, self.clock)
+        return SampledOrder(self.rank, self.clock, self.ranks)
 
     make_member_order = make_order
 
     def rank(self, handle: Handle) -> Any:
         meta = handle.kvp
         return (self.rate(meta.state), meta.touch_seq, meta.order)
+
+    def ranks(self, handles: Sequence[Handle]) -> list[Any]:
+        """The same of many."""
+        metas = [handle.kvp for handle in handles]
+        rates = self.rates_of([meta.state for meta in metas])
+        return [(rate, meta.touch_seq, meta.order) for rate, meta in zip(rates, metas, strict=True)]
+
+    def rates_of(self, contents: Sequence[Content]) -> list[float]:
+        """:meth:`rate` of many. In one piece: it runs for every candidate of every victim."""
+        seq, rates, ages, last = self.clock.request_seq, self.rates, _AGES, len(_AGES)
+        found = []
+        for content in contents:
+            requests, shift = seq - content.used_seq, content.shift
+            at = (ages[requests] if requests < last else _bucket(requests * _TICKS)) - shift
+            rate = rates[content.klass][0 if at < 0 else at if at < BUCKETS else BUCKETS - 1]
+            found.append(rate * _SCALE[shift])
+        return found
 
     def score_of(self, handle: Handle) -> float | None:
         return self.rate(handle.kvp.state)
@@ -115,55 +148,116 @@ class ReuseRate(Algorithm):
 
     # -- what happens to units --
 
+    def alike(self, content_keys: Sequence[int]) -> int:
+        """What was evicted and returns has uses of its own."""
+        ghosts = self.ghosts
+        if ghosts.keys().isdisjoint(content_keys):
+            return len(content_keys)
+        return max(1, next(at for at, key in enumerate(content_keys) if key in ghosts))
+
     def inserted(self, handle: Handle) -> None:
         meta = handle.kvp
-        self._resident += 1
-        self._most_resident = max(self._most_resident, self._resident)
+        self._came(1)
         content = None if meta.content_key is None else self.ghosts.pop(meta.content_key, None)
         if content is None:
-            above = meta.parent.kvp if meta.parent is not None else None
-            content = Content(
-                meta.content_key, self.clock.request_seq, self.pace if above is None else above.state.pace
-            )
-            content.shift = (content.pace - _MIDDLE * _FINE) * _OWN // (_FINE * _WHOLE)
+            content = self._new(meta)
         else:
             self._used(content, min(content.tokens, meta.size_tokens))
         meta.state = content
 
+    def inserted_run(self, handle: Handle, following: Sequence[int]) -> None:
+        meta = handle.kvp
+        self._came(meta.units)
+        meta.state = self._new(meta)
+
     def touched(self, handle: Handle) -> None:
         meta = handle.kvp
-        self._used(meta.state, meta.size_tokens)
+        if meta.units == 1:
+            self._used(meta.state, meta.size_tokens)
+        else:
+            self._used_together(meta)
 
     def split(self, upper: Handle, lower: Handle) -> None:
         above: Content = lower.kvp.state  # the key names where the unit began
-        below = Content(None, above.used_seq, above.pace)
-        below.uses, below.klass, below.shift = above.uses, above.klass, above.shift
+        below = above.twin(None)
         below.below, above.below = above.below, None
         upper.kvp.state, lower.kvp.state = above, below
         self._resident += 1
 
+    def divided(self, upper: Handle, lower: Handle) -> None:
+        below: Content = lower.kvp.state  # and the ghosts that stand on its end
+        upper.kvp.state = above = below.twin(below.key)
+        below.key = lower.kvp.content_key
+        if below.drawn is not None:
+            end = upper.kvp.order
+            above.drawn = [(order, unit) for order, unit in below.drawn if order <= end]
+            below.drawn = [(order, unit) for order, unit in below.drawn if order > end]
+
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
+        meta = handle.kvp
+        content: Content = meta.state
+        ghost = content.twin(content_key)
+        ghost.below, content.below = content.below, None
+        if content.drawn is not None:
+            while content.drawn and content.drawn[-1][0] > meta.order:
+                order, unit = content.drawn.pop()
+                if order == meta.order + 1:
+                    unit.below, ghost = ghost.below, unit
+        self._gone(ghost, units, meta.size_tokens, content)
+
     def removed(self, handle: Handle, evicted: bool) -> None:
         meta = handle.kvp
         content: Content = meta.state
-        self._resident -= 1
-        content.tokens = meta.size_tokens
+        if content.drawn is not None:
+            for order, unit in content.drawn[:1]:
+                if order == meta.order - meta.units + 1:
+                    unit.below, content = content.below, unit
+            content.drawn = None
+        parent = None if meta.parent is None else meta.parent.kvp
+        above = None if parent is None else parent.state
+        self._gone(content, meta.units, meta.size_tokens, above, evicted)
+
+    def _came(self, units: int) -> None:
+        self._resident += units
+        self._most_resident = max(self._most_resident, self._resident)
+
+    def _new(self, meta: UnitMeta) -> Content:
+        """What is known of a unit, or of each of a run, that nobody remembers."""
+        above = None if meta.parent is None else meta.parent.kvp
+        content = Content(meta.content_key, self.clock.request_seq, self.pace if above is None else above.state.pace)
+        content.shift = (content.pace - _MIDDLE * _FINE) * _OWN // (_FINE * _WHOLE)
+        return content
+
+    def _take_over_ghosts(self, content: Content, tokens: int) -> None:
+        """The unit goes: it stands for what went from below it, too."""
+        content.tokens = tokens
         for key in content.below or ():
             ghost = self.ghosts.pop(key, None)
             if ghost is not None:
                 content.tokens += ghost.tokens
         content.below = None
+
+    def _gone(
+        self, content: Content, units: int, size_tokens: int, above: Content | None, evicted: bool = True
+    ) -> None:
+        """So many units below ``above`` went, the last one first; the first one's ``content`` stands for all of
+        them."""
+        self._resident -= units
+        self._take_over_ghosts(content, size_tokens)
         if not evicted or content.key is None:
-            self._forget(content)
+            for _ in range(units):
+                self._forget(content)
+                content.tokens = size_tokens
             return
         self.ghosts[content.key] = content
-        if meta.parent is not None and meta.parent.kvp is not None:
-            above: Content = meta.parent.kvp.state
+        if above is not None:
             if above.below is None:
                 above.below = []
             if len(above.below) < _MOST_BELOW:
                 above.below.append(content.key)
         if len(self.ghosts) > max(_GHOSTS_A_UNIT * self._most_resident, _MIN_GHOSTS):
             self._forget(self.ghosts.pop(next(iter(self.ghosts))))
+        content.tokens += (units - 1) * size_tokens
 
     # -- what is learned --
 
@@ -186,6 +280,35 @@ class ReuseRate(Algorithm):
         self._tokens += tokens
         if self._waits >= self._look_at:
             self._look()
+
+    def _used_together(self, meta: UnitMeta) -> None:
+        """As if each unit of the run were used, from its end on."""
+        content: Content = meta.state
+        wait = _bucket((self.clock.request_seq - content.used_seq) * _TICKS)
+        row, at = self.reused[content.klass], _within(wait - content.shift)
+        self._used(content, meta.size_tokens)
+        counted = 1
+        for order, unit in reversed(content.drawn or ()):
+            self._count_waits(row, at, wait, meta.size_tokens, meta.order + 1 - order - counted)
+            counted = meta.order + 1 - order
+            unit.follow(content)
+            self._drawn_used(unit, meta.size_tokens)
+        self._count_waits(row, at, wait, meta.size_tokens, meta.units - counted)
+
+    def _count_waits(self, row: list[float], at: int, wait: int, tokens: int, units: int) -> None:
+        while units > 0:
+            count = min(units, self._look_at - self._waits)
+            row[at] += tokens * count
+            for _ in range(count):
+                self.pace += (wait * _FINE - self.pace) // 100
+            self._waits += count
+            self._tokens += tokens * count
+            units -= count
+            if self._waits >= self._look_at:
+                self._look()
+
+    def _drawn_used(self, unit: Content, tokens: int) -> None:
+        """A unit that is followed by itself was used."""
 
     def _forget(self, content: Content) -> None:
         age = _bucket((self.clock.request_seq - content.used_seq) * _TICKS) - content.shift
@@ -264,6 +387,8 @@ def _within(bucket: int) -> int:
     return 0 if bucket < 0 else bucket if bucket < BUCKETS else BUCKETS - 1
 
 
+#: The bucket of a wait of so many requests.
+_AGES = [_bucket(requests * _TICKS) for requests in range(4096)]
 _STARTS = [_start(bucket) for bucket in range(BUCKETS + 1)]
 #: Before anything is learned: chances that fall with age, from a quarter of an octave's worth down.
 _ASSUMED = [min(0.3, 0.25 * (_STARTS[at + 1] - _STARTS[at]) / (_STARTS[at + 1] + 8)) for at in range(BUCKETS)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
@@ -25,12 +25,15 @@ class Score(Algorithm):
         self.rises_in_runs = "depth_tokens" in score.fields
         self._is_dynamic = score.score_class == "dynamic"
         self.rank = _rank(score.evaluate if self._is_dynamic else score.key, clock)
+        self._ranks = _ranks(score.evaluate, clock)
         # The tie-break by last touch only grows, so it never makes a key less movable than the score itself.
         change = KeyChange(score.change)
         self.change = KeyChange.GROWS if change is KeyChange.STATIC else change
 
     def make_order(self) -> Order[Handle]:
-        return SampledOrder(self.rank, self.clock) if self._is_dynamic else LazyHeap(self.rank, self.change)
+        return (
+            SampledOrder(self.rank, self.clock, self._ranks) if self._is_dynamic else LazyHeap(self.rank, self.change)
+        )
 
     make_member_order = make_order
 
@@ -46,3 +49,12 @@ def _rank(evaluate: Callable[[UnitMeta, PolicyClock], float], clock: PolicyClock
         return (evaluate(meta, clock), meta.touch_seq, meta.order)
 
     return rank
+
+
+def _ranks(evaluate: Callable[[UnitMeta, PolicyClock], float], clock: PolicyClock) -> Callable[..., list[Any]]:
+    """The sort keys of many handles."""
+
+    def ranks(handles: Sequence[Handle]) -> list[Any]:
+        return [(evaluate(meta := handle.kvp, clock), meta.touch_seq, meta.order) for handle in handles]
+
+    return ranks

@@ -22,15 +22,21 @@ __all__ = ["Sieve"]
 
 
 class Sieve(Algorithm):
-    """State: the unit's hits when the hand last passed it."""
+    """State: the unit's hits when the hand last passed it. Of a run that is the last unit's: the hand has never come to
+    those before it, which were not evictable yet."""
 
     needs_metadata = True
-    tells_units_apart = True  # the hand passes one at a time
 
     def make_order(self) -> Order[Handle]:
         return SieveQueue()
 
     def inserted(self, handle: Handle) -> None:
+        handle.kvp.state = 0
+
+    def divided(self, upper: Handle, lower: Handle) -> None:
+        upper.kvp.state = 0
+
+    def trimmed(self, handle: Handle, units: int, content_key: int | None) -> None:
         handle.kvp.state = 0
 
 
@@ -88,7 +94,7 @@ class SieveQueue:
         return False  # it stands behind the hand
 
     def sweep(self, handle: Handle, most: int) -> int:
-        return 1  # its units have a handle each
+        return 1  # the hand moves on
 
     def clear(self) -> None:
         self._heap.clear()

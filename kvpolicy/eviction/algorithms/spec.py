@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
@@ -22,8 +22,8 @@ class Algorithm:
     needs_metadata: ClassVar[bool] = False
     #: Whether it recognises content that was evicted before: the adapter must then give ``content_key`` to ``insert``.
     needs_content_key: ClassVar[bool] = False
-    #: Whether units of one run differ in more than depth and creation order, so that each needs a handle of its own.
-    tells_units_apart: bool = False
+    #: Whether ``inserted_run`` wants such a number for every unit of a run, not for the first alone.
+    names_units: ClassVar[bool] = False
     #: Whether the key may rise from one unit of a run to the one before it, so that another one may come between.
     rises_in_runs: bool = False
     #: How keys move while a unit is evictable.
@@ -41,8 +41,17 @@ class Algorithm:
         order as far as keys go; orders without a key shed the least recently touched first."""
         return LazyHeap(recency, KeyChange.GROWS)
 
+    def alike(self, content_keys: Sequence[int]) -> int:
+        """How many of these units, each the prefix of the next and none resident, may come in as one run: at least 1.
+        Asked only where ``names_units``."""
+        return len(content_keys)
+
     def inserted(self, handle: Handle) -> None:
         """A unit became resident; ``handle.kvp`` is set."""
+
+    def inserted_run(self, handle: Handle, following: Sequence[int]) -> None:
+        """A run of several units became resident; ``following`` names those after the first, or is empty."""
+        self.inserted(handle)
 
     def touched(self, handle: Handle) -> None:
         """A later request reached the unit's end; ``handle.kvp`` already counts it."""

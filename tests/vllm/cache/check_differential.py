@@ -7,6 +7,9 @@ import pytest
 from driver import Driver, random_run
 from kvpolicy_vllm.cache_units import CachedUnits
 
+from kvpolicy.eviction import EvictionIndex
+from kvpolicy.eviction.metadata_index import MetadataIndex
+
 NOBODY = {
     "rules": [
         {"name": "nobody", "match": "request.priority == 77", "retain": {"weight": 4, "ttl": "600s", "budget": "50%"}},
@@ -22,7 +25,7 @@ ORDERS = {
 }
 OTHERS = {
     **{name: {"policy": name} for name in ("lfu", "fifo", "filo", "mru", "slru", "priority", "tlru", "gdsf")},
-    **{name: {"policy": name} for name in ("s3fifo", "sieve", "hit_density")},
+    **{name: {"policy": name} for name in ("s3fifo", "sieve", "hit_density", "reuse_rate", "adaptive")},
     "score": {"score": "log1p(hits) / (1 + idle_requests)"},
     "rules": {"rules": [{"name": "r", "match": "hits >= 1", "retain": {"weight": 3, "ttl": "30s", "budget": "30%"}}]},
     "tenants": {"tenants": {"by": "cache_salt", "floor": "10%", "cap": "50%"}},
@@ -59,6 +62,20 @@ def check_any_order_keeps_the_pool_whole(order: str, seed: int) -> None:
     assert ours.active.fallbacks["lost"] <= 3
     assert not ours.active.index.counters.fallbacks
     assert ours.active.index.victims > 20
+
+
+@pytest.mark.parametrize("order", OTHERS)
+@pytest.mark.parametrize("seed", range(2))
+def check_runs_go_as_blocks_alone_do(order: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more blocks than a sampled order looks at."""
+    runs = Driver(160, OTHERS[order])
+    got = random_run(runs, seed, 400, drops=False)
+    monkeypatch.setattr(EvictionIndex, "takes_runs", False)
+    monkeypatch.setattr(MetadataIndex, "takes_runs", False)
+    alone = Driver(160, OTHERS[order])
+    assert random_run(alone, seed, 400, drops=False) == got
+    assert alone.evicted == runs.evicted
+    assert len(set(alone.pool.guard.units.runs.values())) == len(alone.pool.guard.units.runs)
 
 
 @pytest.mark.parametrize("order", OTHERS)

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from activation import activate
 from driver import BLOCK_TOKENS, Driver
+from kvpolicy_vllm.cache_runs import content_key
 
 from kvpolicy.eviction import EvictionIndex, RequestInfo
+from kvpolicy.eviction.algorithms import adaptive
+from kvpolicy.eviction.algorithms.reuse_rate import ReuseRate
 from kvpolicy.eviction.algorithms.tlru import TLRU
 from kvpolicy.replay import requests as replay
 from kvpolicy.replay.simulator import Eviction, Simulator
@@ -110,6 +113,37 @@ def check_replay_and_vllm_agree(policy: str, seed: int, monkeypatch: pytest.Monk
     assert len(victims) > 100
     assert driver.active is not None
     assert not driver.active.fallbacks
+
+
+@pytest.mark.parametrize("policy", ["reuse_rate", "adaptive", "adaptive, of a small sample", "adaptive, in turns"])
+@pytest.mark.parametrize("seed", range(3))
+def check_what_is_learned_agrees(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These remember contents by name, whether they are asked about one by one or as runs."""
+    monkeypatch.setattr(Simulator, "_content_key", lambda self, info, above, full, at: content_key(full[at]))
+    if policy == "adaptive, of a small sample":
+        monkeypatch.setattr(adaptive, "_SHADOW_CONTENTS", 12)
+    if policy == "adaptive, in turns":
+        monkeypatch.setattr(adaptive, "_MARGIN", 0.0)
+    driver, hits, victims, expected, expected_victims = run({"policy": policy.partition(",")[0]}, seed)
+    assert hits == expected
+    assert victims == expected_victims
+    assert len(victims) > 100
+    assert driver.active is not None
+    assert not driver.active.fallbacks
+    learned: Any = driver.active.index._algorithm
+    assert learned._waits > 50
+    if policy == "adaptive, of a small sample":
+        assert learned._sample_bits > 0
+    if policy == "adaptive, in turns":
+        assert learned.switches >= 2
+
+
+def check_contents_that_return_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose units were evicted at different times is no run."""
+    monkeypatch.setattr(Simulator, "_content_key", lambda self, info, above, full, at: content_key(full[at]))
+    monkeypatch.setattr(ReuseRate, "alike", lambda self, content_keys: len(content_keys))
+    _, hits, victims, expected, expected_victims = run({"policy": "reuse_rate"}, 1)
+    assert (hits, victims) != (expected, expected_victims)
 
 
 def check_a_run_that_goes_too_far_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
