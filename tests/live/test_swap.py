@@ -67,7 +67,7 @@ class TreeSeat:
             self.tree.index = preparation.index
         self.active.become(after.policy, after.flat, after.digest, after.source, after.compiled, after.is_off)
 
-    def retire(self) -> bool:
+    def retire(self, units: int) -> bool:
         self.counts["retire"] += 1
         return self.counts["retire"] % 2 == 1
 
@@ -92,7 +92,7 @@ class Ranks:
                 if message["op"] == "prepare":
                     probe._forget()
         for swap in self.swaps:
-            swap._gather = lambda own: verdicts
+            swap._gather = lambda own: verdicts or [own]  # slices: each its own
             swap.handle(message)
         return [swap.answer.to_json() for swap in self.swaps]
 
