@@ -274,7 +274,9 @@ class LiveSwap:
 
     def _refusals(self, found: Candidate) -> list[str]:
         """Restart-class changes, and what this server cannot do; all of them, as nothing is half applied."""
-        plan = make_plan(self._seat.active.flat, found.flat)
+        active = self._seat.active
+        effective = {setting.path: setting.effective for setting in active.settings.values()}
+        plan = make_plan(active.flat, found.flat, effective)
         needs_restart = [f"{change.path}: needs a restart" for change in plan.changes if change.mutability != "hot"]
         return needs_restart + self._seat.refusals(found)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .traffic import Traffic
@@ -130,6 +130,13 @@ class ActivePolicy:
         """Another policy took over while running; what only a start can change is equal in both."""
         self.policy, self.flat, self.digest, self.source, self.compiled = policy, flat, digest, source, compiled
         self.name, self.origins, self.is_off = compiled.name, {}, is_off
+        for field_name, setting in self.settings.items():
+            prefer = _preferred(policy, setting.path)
+            if prefer != setting.requested:
+                by = (
+                    setting.decided_by if prefer is None else "policy" if prefer == setting.effective else "accept list"
+                )
+                self.settings[field_name] = replace(setting, requested=prefer, decided_by=by, origin=source)
         if self.on_swap is not None:
             try:
                 self.on_swap(self)
@@ -153,6 +160,14 @@ class ActivePolicy:
         self.fallbacks[reason] += 1
         if self.fallbacks[reason] == 1:
             logger.exception("kvpolicy: %s (further ones are counted only)", message)
+
+
+def _preferred(policy: Policy, path: str) -> Any:
+    """What the policy asks for first at the path of a setting; None: nothing."""
+    value: Any = policy
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return getattr(value, "prefer", value)
 
 
 _current: ActivePolicy | None = None
