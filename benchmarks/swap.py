@@ -9,8 +9,8 @@ as a server does it, 20 touches through lock and unlock between two slices, whic
 ``slice ms``   the longest slice, in brackets the median one, and how many were above 5 ms
 ``commit ms``  the change-over, the longest of all repeats
 ``retire ms``  the longest slice taken apart, the end of the old index included
-``gc ms``      the longest pause of Python's garbage collector during the swap, which is not in the figures before; and the
-               one full collection that is due afterwards, of everything that is not frozen
+``gc ms``      the longest pause of Python's garbage collector during the swap, which is not in the figures before; and
+               the one full collection that is due afterwards, of everything that is not frozen
 ``slices``     of both kinds; one is done between two steps. Their sizes go by the time that the last one took
 ``cpu s``      of all of them
 ``touch us``   lock + unlock of one leaf: before, while both indexes are fed, and after
@@ -160,7 +160,8 @@ def main() -> None:
     print(f"python {shlex.join(sys.argv)}")
     print(f"1M loop turns: {loop_ms():.0f} ms (about 40 on an idle current core)")
     known = policies()
-    header = f"{'swap':<28}{'slice ms':>20}{'commit ms':>11}{'retire ms':>11}{'gc ms':>12}{'slices':>8}{'cpu s':>7}   touch us"
+    header = f"{'swap':<28}{'slice ms':>20}{'commit ms':>11}{'retire ms':>11}{'gc ms':>12}{'slices':>8}{'cpu s':>7}"
+    header += "   touch us"
     print(f"\n{args.leaves} leaves, {args.repeats} repeats\n{header}")
     for pair in args.pairs.split(","):
         first, second = pair.split(":")

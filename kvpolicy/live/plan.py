@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpolicy.language import Policy, digest_of, policy_from_flat
-from kvpolicy.language.mutability import MUTABILITY, Mutability, mutability
+from kvpolicy.language.mutability import MUTABILITY, WISHES, Mutability, mutability
 
 __all__ = ["COSTS", "Change", "Plan", "effective_of", "make_plan", "plan_from_json", "render"]
 
@@ -97,7 +97,7 @@ def make_plan(before: dict[str, Any], after: dict[str, Any], effective: Mapping[
             continue
         kind, note = _mutability(path), ""
         runs = (effective or {}).get(path)
-        if runs is not None and path in _WISHES and _is_accepted(runs, old, new, path):
+        if runs is not None and path in WISHES and _is_accepted(runs, old, new, path):
             kind, note = "hot", f"{runs} is in effect and stays"
         found.append(Change(path, before_value, after_value, kind, note))
     return Plan(old.metadata.name, new.metadata.name, digest_of(before), digest_of(after), tuple(found))
@@ -210,10 +210,6 @@ def _mutability(path: str) -> Mutability:
     if path.startswith("engines."):
         _, _, path = path.split(".", 2) if path.count(".") > 1 else ("", "", "engines")
     return mutability(path.split("[")[0]) if path.split(".")[0] in _SECTIONS else "restart"
-
-
-#: Fields that name a choice and what else would do, so that a server may run what two policies accept.
-_WISHES = ("cache.page_size", "cache.kv_dtype", "backend.attention")
 
 
 def effective_of(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvpolicy.language.mutability import WISHES
+
 from .traffic import Traffic
 
 if TYPE_CHECKING:
@@ -128,15 +130,14 @@ class ActivePolicy:
         self, policy: Policy, flat: dict[str, Any], digest: str, source: str, compiled: Any, is_off: bool = False
     ) -> None:
         """Another policy took over while running; what only a start can change is equal in both."""
+        for name, setting in self.settings.items():
+            if setting.path in WISHES and (prefer := _preferred(policy, setting.path)) != _preferred(
+                self.policy, setting.path
+            ):
+                by = "policy" if prefer == setting.effective else "accept list"
+                self.settings[name] = replace(setting, requested=prefer, decided_by=by, origin=source)
         self.policy, self.flat, self.digest, self.source, self.compiled = policy, flat, digest, source, compiled
         self.name, self.origins, self.is_off = compiled.name, {}, is_off
-        for field_name, setting in self.settings.items():
-            prefer = _preferred(policy, setting.path)
-            if prefer != setting.requested:
-                by = (
-                    setting.decided_by if prefer is None else "policy" if prefer == setting.effective else "accept list"
-                )
-                self.settings[field_name] = replace(setting, requested=prefer, decided_by=by, origin=source)
         if self.on_swap is not None:
             try:
                 self.on_swap(self)
@@ -163,11 +164,9 @@ class ActivePolicy:
 
 
 def _preferred(policy: Policy, path: str) -> Any:
-    """What the policy asks for first at the path of a setting; None: nothing."""
-    value: Any = policy
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return getattr(value, "prefer", value)
+    """What the policy asks for first; None: it leaves the choice to the engine."""
+    section, name = path.split(".")
+    return getattr(getattr(getattr(policy, section), name, None), "prefer", None)
 
 
 _current: ActivePolicy | None = None

@@ -15,8 +15,8 @@ import threading
 import time
 import urllib.error
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,24 +150,44 @@ class Soak:
         self.prompts = sorted(map(self._prompt, range(CANDIDATES)), key=self._margin)[-PROMPTS:]
         self.expected = [self._ask(at) for at in range(PROMPTS)]
 
-    def run(self, seconds: float, round_s: float = 10.0, *, swaps: bool = True) -> Report:
+    def run(self, seconds: float, round_s: float) -> Report:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.server.process.poll() is None:
-            self._round(min(deadline, time.monotonic() + round_s), swaps)
+            until_s = min(deadline, time.monotonic() + round_s)
+            with self._under_load():
+                while time.monotonic() < until_s:
+                    self._act()
             self.report.checkpoints.append(self.at_rest())
         return self.report
 
+    def load(self, seconds: float) -> Report:
+        """Nothing but the load: what differs without swaps, and with a server without a policy too."""
+        with self._under_load():
+            time.sleep(seconds)
+        return self.report
+
+    def swaps(self, count: int, seconds: float) -> float:
+        """So many swaps under load, evenly over the time if they fit; the seconds that they took."""
+        start_s = time.monotonic()
+        with self._under_load():
+            for at in range(count):
+                self._swap()
+                time.sleep(max(0.0, start_s + (at + 1) * seconds / count - time.monotonic()))
+        took_s = time.monotonic() - start_s
+        self.report.checkpoints.append(self.at_rest())
+        return took_s
+
     # -- one round --
 
-    def _round(self, until_s: float, swaps: bool) -> None:
+    @contextmanager
+    def _under_load(self) -> Iterator[None]:
         self._stop.clear()
         threads = [threading.Thread(target=self._load, args=(number,)) for number in range(3)]
         threads += [threading.Thread(target=self._leave_early)]
         for thread in threads:
             thread.start()
         try:
-            while time.monotonic() < until_s:
-                self._act() if swaps else time.sleep(0.05)
+            yield
         except OSError as error:
             self.report.wrong.append(f"the server did not answer: {error}")
         finally:

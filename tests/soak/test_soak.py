@@ -31,14 +31,18 @@ def soak(
     """`with soak(engine, fault="") as it:` a server under soak that has learned what it answers."""
 
     @contextmanager
-    def start(engine: str, fault: str = "", policy: str = "plain") -> Iterator[Soak]:
+    def start(engine: str, fault: str = "", policy: str | None = "plain") -> Iterator[Soak]:
         env = under_soak(sglang_env("0.5.20") if engine == "sglang" else vllm_env(), tmp_path / "site", fault)
         pool = (
             ("--max-total-tokens", str(POOL_TOKENS))
             if engine == "sglang"
             else ("--num-gpu-blocks-override", str(POOL_TOKENS // 32 + 1), "--max-model-len", "512")
         )
-        (file := tmp_path / "policy.yaml").write_text(json.dumps(documents(PAGE[engine])[policy]))
+        file = None if policy is None else tmp_path / "policy.yaml"
+        if file is None:
+            pool += ("--page-size" if engine == "sglang" else "--block-size", str(PAGE[engine]))
+        else:
+            file.write_text(json.dumps(documents(PAGE[engine])[policy]))
         with run_server(env, tiny_model, *pool, policy=file, log_path=tmp_path / "log") as server:
             found = Soak(server, engine, PAGE[engine])
             found.learn()
@@ -73,6 +77,23 @@ def test_a_minute_of_the_other_engine(soak: Start) -> None:
 @pytest.mark.parametrize("engine", PAGE)
 def test_half_an_hour(soak: Start, engine: str) -> None:
     soaked(soak, engine, 1800, 15)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", PAGE)
+def test_a_hundred_swaps_in_a_minute(soak: Start, engine: str) -> None:
+    with soak(engine, policy=None) as stock:
+        differ = len(stock.load(60).wrong)
+        expected = stock.expected
+    with soak(engine) as running:
+        assert running.expected == expected
+        took_s = running.swaps(100, 60)
+        print(
+            f"{took_s:.1f} s, {running.report.answers} answers, {len(running.report.wrong)} differ, of stock {differ}"
+        )
+        assert running.report.problems(wrong_before=differ) == []
+        assert running.report.did["swap"] == 100
+        assert running.server.status()["live"]["swaps"] >= 90  # to the policy that runs is none
 
 
 @pytest.mark.soak
