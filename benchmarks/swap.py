@@ -6,12 +6,13 @@
 A flat tree of evictable leaves under the first policy, churned (see eviction_index.py). Then a swap to the second one
 as a server does it, 20 touches through lock and unlock between two slices, which both indexes are fed:
 
-``slice ms``   the longest slice of 256 units, and in brackets the median one
+``slice ms``   the longest slice, in brackets the median one, and how many were above 5 ms
 ``commit ms``  the change-over, the longest of all repeats
-``retire ms``  the longest slice of 256 units taken apart, the end of the old index included
-``gc ms``      the longest pause of Python's garbage collector in one of these, which is not in their figures: it may
-               come with any allocation of the process, and passes over all that is not frozen
-``slices``     of both kinds; one is done between two steps
+``retire ms``  the longest slice taken apart, the end of the old index included
+``gc ms``      the longest pause of Python's garbage collector during the swap, which is not in the figures before; and
+               the one full collection that is due afterwards, of everything that is not frozen
+``slices``     of both kinds; one is done between two steps. Their sizes go by the time that the last one took
+``cpu s``      of all of them
 ``touch us``   lock + unlock of one leaf: before, while both indexes are fed, and after
 
 Times are CPU times of the thread. What lives at the start is frozen, as SGLang and vLLM can do once they are up.
@@ -35,6 +36,7 @@ from eviction_index import UNIT_TOKENS, Leaf, Pool, cpu_name, loop_ms, policies
 from kvpolicy.eviction import CompiledEviction
 from kvpolicy.live.off import Retirement
 from kvpolicy.live.preparation import Both, Preparation
+from kvpolicy.live.slices import FIRST_UNITS, CollectionsPutOff, next_units
 
 PAIRS = ("lru:lru", "lru:rules+tenants", "rules+tenants:gdsf", "gdsf:rules+tenants", "rules+tenants:lru")
 TOUCHES = 20
@@ -98,6 +100,15 @@ def touches(pool: Pool) -> float:
     return timed(lambda: [pool.use(pool.rng.choice(pool.leaves)) for _ in range(TOUCHES)])[0] / TOUCHES
 
 
+def slices(step: Callable[[int], bool]) -> Iterator[float]:
+    """Seconds of one after the other, each of as many units as the last one's time says."""
+    units, more = FIRST_UNITS, True
+    while more:
+        took, more = timed(lambda: step(units))  # noqa: B023
+        yield took
+        units = next_units(units, took)
+
+
 def swap(first: CompiledEviction, second: CompiledEviction, leaves: int) -> dict[str, list[float]]:
     pool = Pool(first, leaves)
     gc.collect()
@@ -105,12 +116,13 @@ def swap(first: CompiledEviction, second: CompiledEviction, leaves: int) -> dict
     COLLECTOR.longest_s = 0.0
     times: dict[str, list[float]] = {name: [] for name in ("slice", "commit", "retire", "before", "during", "after")}
     times["before"] += [touches(pool) for _ in range(200)]
+    collections = CollectionsPutOff()
+    collections.start()
     took, preparation = timed(lambda: Preparation(second, pool.index, FlatUnits(pool)))
     pool.index = Both(pool.index, preparation, lambda: None)  # type: ignore[assignment]
     times["slice"].append(took)
-    more = True
-    while more:
-        took, more = timed(preparation.step)
+    for took in slices(preparation.step):
+        collections.go_on()
         times["slice"].append(took)
         times["during"].append(touches(pool))
     assert preparation.is_ready, preparation.fault
@@ -125,13 +137,16 @@ def swap(first: CompiledEviction, second: CompiledEviction, leaves: int) -> dict
     times["commit"].append(took)
     pool.metadata = pool.index.needs_metadata
     del preparation  # it knows the old index
-    more = True
-    while more:
-        took, more = timed(retirement.step)
+    for took in slices(retirement.step):
+        collections.go_on()
         times["retire"].append(took)
-    times["after"] += [touches(pool) for _ in range(200)]
-    gc.unfreeze()
     times["gc"] = [COLLECTOR.longest_s]
+    collections.end()
+    times["after"] += [touches(pool) for _ in range(200)]
+    COLLECTOR.longest_s = 0.0
+    gc.collect()
+    times["full"] = [COLLECTOR.longest_s]
+    gc.unfreeze()
     return times
 
 
@@ -145,24 +160,27 @@ def main() -> None:
     print(f"python {shlex.join(sys.argv)}")
     print(f"1M loop turns: {loop_ms():.0f} ms (about 40 on an idle current core)")
     known = policies()
-    header = f"{'swap':<28}{'slice ms':>16}{'commit ms':>11}{'retire ms':>11}{'gc ms':>8}{'slices':>8}   touch us"
+    header = f"{'swap':<28}{'slice ms':>20}{'commit ms':>11}{'retire ms':>11}{'gc ms':>12}{'slices':>8}{'cpu s':>7}"
+    header += "   touch us"
     print(f"\n{args.leaves} leaves, {args.repeats} repeats\n{header}")
     for pair in args.pairs.split(","):
         first, second = pair.split(":")
         runs = [swap(known[first], known[second], args.leaves) for _ in range(args.repeats)]
-        slices = [took for run in runs for took in run["slice"]]
-        commit, retire, collected = (
-            max(took for run in runs for took in run[name]) * MS for name in ("commit", "retire", "gc")
+        all_slices = [took for run in runs for took in run["slice"]]
+        commit, retire, collected, full = (
+            max(took for run in runs for took in run[name]) * MS for name in ("commit", "retire", "gc", "full")
         )
         count = len(runs[0]["slice"]) + len(runs[0]["retire"])
         cost = [
             statistics.median([took for run in runs for took in run[name]]) * US
             for name in ("before", "during", "after")
         ]
-        shown = f"{max(slices) * MS:.2f} ({statistics.median(slices) * MS:.2f})"
+        long = sum(took > 0.005 for took in all_slices) / args.repeats
+        shown = f"{max(all_slices) * MS:.2f} ({statistics.median(all_slices) * MS:.2f}) {long:.1f}"
+        cpu_s = sum(took for run in runs for name in ("slice", "retire") for took in run[name]) / args.repeats
         print(
-            f"{pair:<28}{shown:>16}{commit:>11.2f}{retire:>11.2f}{collected:>8.1f}{count:>8}   "
-            + " / ".join(f"{c:.1f}" for c in cost)
+            f"{pair:<28}{shown:>20}{commit:>11.2f}{retire:>11.2f}{f'{collected:.1f} / {full:.0f}':>12}{count:>8}"
+            f"{cpu_s:>7.1f}   " + " / ".join(f"{c:.1f}" for c in cost)
         )
 
 

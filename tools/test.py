@@ -52,12 +52,12 @@ def main(selection: list[str]) -> int:
 
     totals = Totals()
     with tempfile.TemporaryDirectory() as reports:
-        engines = f"({NEEDS_ENGINE}) and not gpu"
+        engines = f"({NEEDS_ENGINE}) and not gpu and not soak"
         checks = {
             "lint": ["ruff", "check", "."],
             "types": ["mypy"],
             # The core first, then engines; two at a time, for a small machine with two cores.
-            "core tests": ["pytest", "-q", "-n", "2", "-m", f"not ({NEEDS_ENGINE} or gpu)"],
+            "core tests": ["pytest", "-q", "-n", "2", "-m", f"not ({NEEDS_ENGINE} or gpu or soak)"],
             "engine tests": ["pytest", "-q", "-n", "2", "--dist", "worksteal", "--durations=15", "-m", engines],
         }
         for name, (tool, *arguments) in checks.items():

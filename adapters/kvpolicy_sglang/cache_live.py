@@ -205,8 +205,8 @@ class CacheSeat:
             if mode != active.allocator.guard:
                 change_guard(active, self._allocator, mode)
 
-    def retire(self) -> bool:
-        if self._retirement is not None and self._retirement.step():
+    def retire(self, units: int) -> bool:
+        if self._retirement is not None and self._retirement.step(units):
             return True
         self._retirement = None
         return False

@@ -12,6 +12,7 @@ from typing import Any
 from kvpolicy.compiler import compile_policy
 from kvpolicy.language import Policy
 from kvpolicy.live import server
+from kvpolicy.live.plan import effective_of
 from kvpolicy.live.routes import add_routes
 from kvpolicy.runtime.active import ActivePolicy
 
@@ -79,6 +80,9 @@ class _Schedulers:
 
     async def running(self) -> dict[str, Any]:
         return self.known[(await self.blocks())[0]["digest"]]
+
+    async def effective(self) -> dict[str, Any]:
+        return effective_of((await self.blocks())[0])
 
 
 _GOES_ON = {"state": "preparing", "more": True}  # some group does

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvpolicy.live import server
+from kvpolicy.live.plan import effective_of
 from kvpolicy.live.routes import PATH, add_routes
 
 from . import hooks, probe
@@ -85,6 +86,9 @@ class _Engines:
         engines = await ask_engines(self._app)
         policy: dict[str, Any] = engines[0]["policy"]
         return policy
+
+    async def effective(self) -> dict[str, Any]:
+        return effective_of((await ask_engines(self._app))[0]["block"])
 
 
 async def kvpolicy_families(app: Any) -> list[Any]:

@@ -176,8 +176,8 @@ class PoolSeat:
         self.active.serve(index, after.compiled.eviction, "our index on vLLM's block pool, swapped in")
         self._retirement = Retirement(before, keeps_handles=False)
 
-    def retire(self) -> bool:
-        if self._retirement is not None and self._retirement.step():
+    def retire(self, units: int) -> bool:
+        if self._retirement is not None and self._retirement.step(units):
             return True
         self._retirement = None
         return False

@@ -30,13 +30,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from kvpolicy.live.apply import load_for, running
-    from kvpolicy.live.plan import make_plan, render
+    from kvpolicy.live.plan import effective_of, make_plan, render
 
     now = running(args.url, api_key(args))
     result = load_for(args.policy, now.engine)
     if (code := errors_of(result)) is not None:
         return code
-    plan = make_plan(now.flat, result.flat)
+    plan = make_plan(now.flat, result.flat, effective_of(now.blocks[0]))
     if args.format == "json":
         json.dump(plan.to_json(), sys.stdout, indent=2, ensure_ascii=False)
         sys.stdout.write("\n")

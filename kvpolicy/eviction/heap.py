@@ -7,7 +7,8 @@ that only grow are re-read when their entry comes up, so the engine may change t
 
 Entries live in a few heaps by age, *generations*. Additions go to the youngest; it is sealed at a quarter of the
 members. A burst of touches so leaves whole generations without a live entry, which are dropped at once, instead of one
-large heap whose dead entries all have to be passed before the next victim shows.
+large heap whose dead entries all have to be passed before the next victim shows. None is made larger
+than 1/32 of the members (or ``_LARGE``), so that no addition has to tidy up or merge most of them at once.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ _SMALL = 64
 #: Up to this many entries a heap's top is kept live at each discard, so that many small heaps need not all be tidied up
 #: in one eviction. In a large heap that would cost each touch more than a victim gains: generations mostly die whole.
 _SETTLED = 256
-#: More generations than this are merged.
-_MAX_GENERATIONS = 8
+#: More generations than this are merged, as far as that makes none larger than the limit below.
+_FEW_GENERATIONS = 8
+#: Entries of one generation, or 1/32 of the members where that is more. Tidying up so many takes about 1 ms.
+_LARGE = 4096
 
 
 _Entry = tuple[Any, ...]
 
 
 class _Generation:
-    __slots__ = ("heap", "live")
+    __slots__ = ("handles", "heap")
 
     def __init__(self) -> None:
         self.heap: list[_Entry] = []
-        self.live = 0  # members whose live entry is here
+        self.handles: dict[int, Any] = {}  # the members whose live entry is here, by its number
 
 
 class LazyHeap(Generic[H]):
@@ -51,7 +54,7 @@ class LazyHeap(Generic[H]):
 
     is_keyed = True
 
-    __slots__ = ("_firsts", "_generations", "_handles", "_key", "_last", "_numbers", "_open", "change")
+    __slots__ = ("_firsts", "_generations", "_key", "_last", "_numbers", "_open", "_room", "change")
 
     def __init__(self, key: Callable[[H], Any], change: KeyChange) -> None:
         if change is KeyChange.DYNAMIC:
@@ -59,9 +62,9 @@ class LazyHeap(Generic[H]):
         self.change: KeyChange = change
         self._key = key
         self._numbers: dict[H, int] = {}  # the number of each member's live entry
-        self._handles: dict[int, H] = {}  # and back
         self._last = 0  # number given last
         self._open = _Generation()
+        self._room = _SMALL  # entries of the open generation
         self._generations = [self._open]  # oldest first
         self._firsts = [1]  # the lowest number that each may hold
 
@@ -72,25 +75,25 @@ class LazyHeap(Generic[H]):
         key = self._key(handle)
         self._last = number = self._last + 1
         numbers[handle] = number
-        self._handles[number] = handle
         generation = self._open
-        heappush(generation.heap, (*key, number) if type(key) is tuple else (key, number))
-        generation.live += 1
-        if len(generation.heap) > len(numbers) // 4 + _SMALL:
+        generation.handles[number] = handle
+        heap = generation.heap
+        heappush(heap, (*key, number) if type(key) is tuple else (key, number))
+        if len(heap) > self._room:
             self._seal()
         return key
 
     def discard(self, handle: H) -> None:
         number = self._numbers.pop(handle, None)
         if number is not None:
-            handles = self._handles
-            del handles[number]
             generation = self._generations[bisect_right(self._firsts, number) - 1]
-            heap = generation.heap
+            handles, heap = generation.handles, generation.heap
+            del handles[number]
             if heap[0][-1] == number and len(heap) <= _SETTLED:
                 while heap and heap[0][-1] not in handles:
                     heappop(heap)
-            self._leave(generation)
+            if not handles:
+                self._end(generation)
 
     def touch(self, handle: H) -> Any:
         """Offer the handle anew. Growing keys are left to :meth:`peek`."""
@@ -104,15 +107,16 @@ class LazyHeap(Generic[H]):
         if generation is None:
             return None
         entry = generation.heap[0]
-        return (entry[0] if len(entry) == 2 else entry[:-1], self._handles[entry[-1]])
+        return (entry[0] if len(entry) == 2 else entry[:-1], generation.handles[entry[-1]])
 
     def pop(self) -> H | None:
         generation = self._first()
         if generation is None:
             return None
-        handle = self._handles.pop(heappop(generation.heap)[-1])
+        handle: H = generation.handles.pop(heappop(generation.heap)[-1])
         del self._numbers[handle]
-        self._leave(generation)
+        if not generation.handles:
+            self._end(generation)
         return handle
 
     def precedes(self, handle: H, victim: H) -> bool:
@@ -123,8 +127,8 @@ class LazyHeap(Generic[H]):
 
     def clear(self) -> None:
         self._numbers.clear()
-        self._handles.clear()
         self._open = _Generation()
+        self._room = _SMALL
         self._generations = [self._open]
         self._firsts = [self._last + 1]
 
@@ -138,30 +142,30 @@ class LazyHeap(Generic[H]):
         return iter(self._numbers)
 
     def check(self) -> None:
-        """Debug: one live entry a member, both heaps ordered, no entry with a key above its member's own."""
-        assert len(self._firsts) == len(self._generations) <= _MAX_GENERATIONS
+        """Debug: one live entry a member, heaps ordered, no entry with a key above its member's own."""
+        assert len(self._firsts) == len(self._generations)
         assert self._generations[-1] is self._open
         for generation, first, end in zip(
             self._generations, self._firsts, [*self._firsts[1:], self._last + 1], strict=True
         ):
-            heap, live = generation.heap, 0
+            heap, handles, live = generation.heap, generation.handles, 0
             for i, entry in enumerate(heap):
                 number = entry[-1]
                 assert i == 0 or heap[(i - 1) // 2] <= heap[i], "the heap order is broken"
                 assert first <= number < end, "an entry in the wrong generation"
-                if number not in self._handles:
+                if number not in handles:
                     continue
                 live += 1
-                handle = self._handles[number]
+                handle = handles[number]
                 assert self._numbers.get(handle) == number, "a live entry that is not its handle's own"
                 current = _entry(self._key(handle), number)
                 if self.change is KeyChange.GROWS:
                     assert entry <= current, "a key declared as growing shrank"
                 else:
                     assert entry == current, "a key changed without touch()"
-            assert live == generation.live, "a generation's count of live entries is off"
-        assert sum(generation.live for generation in self._generations) == len(self._numbers), (
-            "a member without an entry"
+            assert live == len(handles), "a member without an entry"
+        assert sum(len(generation.handles) for generation in self._generations) == len(self._numbers), (
+            "a member of no generation"
         )
 
     def _first(self) -> _Generation | None:
@@ -169,25 +173,27 @@ class LazyHeap(Generic[H]):
         generations = self._generations
         if len(generations) == 1:
             only = self._open
-            if only.live:
-                self._settled(only.heap, only.live)
-            return only if only.live else None
+            if not only.handles:
+                return None
+            self._settled(only)
+            return only
         while True:
             first, where = None, None
             for generation in generations:
-                if generation.live:
+                if generation.handles:
                     top = generation.heap[0]
                     if first is None or top < first:
                         first, where = top, generation
             if first is None or where is None:
                 return None
             # Unsettled tops are lower bounds, so only the smallest has to be looked at.
-            if self._settled(where.heap, where.live) is first:
+            if self._settled(where) is first:
                 return where
 
-    def _settled(self, heap: list[_Entry], live: int) -> _Entry:
+    def _settled(self, generation: _Generation) -> _Entry:
         """Bring the live entry with the smallest current key to the top of a heap that has one."""
-        handles, key_of = self._handles, self._key
+        heap, handles, key_of = generation.heap, generation.handles, self._key
+        live = len(handles)
         is_static = self.change is KeyChange.STATIC
         surfaced = 0  # entries that came up with an outdated key
         while True:
@@ -195,7 +201,7 @@ class LazyHeap(Generic[H]):
             number = entry[-1]
             if number not in handles:
                 if len(heap) - live > live // 8 + _SMALL:
-                    self._drop_dead(heap)
+                    _drop_dead(generation)
                 else:
                     heappop(heap)
                 continue
@@ -212,39 +218,41 @@ class LazyHeap(Generic[H]):
             else:
                 heapreplace(heap, _entry(key, number))
 
-    def _leave(self, generation: _Generation) -> None:
-        """One live entry of that generation died."""
-        generation.live -= 1
-        if not generation.live:
-            if generation is self._open:
-                generation.heap.clear()
-            else:
-                at = self._generations.index(generation)
-                del self._generations[at], self._firsts[at]
+    def _end(self, generation: _Generation) -> None:
+        """That generation's last live entry died."""
+        if generation is self._open:
+            generation.heap.clear()
+        else:
+            at = self._generations.index(generation)
+            del self._generations[at], self._firsts[at]
 
     def _seal(self) -> None:
         """Open a new generation; tidy up those that are mostly dead, and merge the two smallest neighbours if need
         be."""
-        generations = self._generations
+        generations, members = self._generations, len(self._numbers)
+        limit = max(_LARGE, members // 32)
         for generation in generations:
-            if len(generation.heap) > 2 * generation.live + _SMALL:
-                self._drop_dead(generation.heap)
-        if len(generations) == _MAX_GENERATIONS:
-            sizes = [len(generation.heap) for generation in generations]
+            if len(generation.heap) > 2 * len(generation.handles) + _SMALL:
+                _drop_dead(generation)
+        if len(generations) >= _FEW_GENERATIONS:
+            sizes = [len(generation.handles) for generation in generations]
             at = min(range(len(sizes) - 1), key=lambda i: sizes[i] + sizes[i + 1])
-            into, other = generations[at], generations[at + 1]
-            into.heap += other.heap
-            into.live += other.live
-            self._drop_dead(into.heap)
-            del generations[at + 1], self._firsts[at + 1]
+            if sizes[at] + sizes[at + 1] <= limit:
+                into, other = generations[at], generations[at + 1]
+                into.heap += other.heap
+                into.handles.update(other.handles)
+                _drop_dead(into)
+                del generations[at + 1], self._firsts[at + 1]
         self._open = _Generation()
+        self._room = min(members // 4 + _SMALL, limit)
         generations.append(self._open)
         self._firsts.append(self._last + 1)
 
-    def _drop_dead(self, heap: list[_Entry]) -> None:
-        handles = self._handles
-        heap[:] = [entry for entry in heap if entry[-1] in handles]
-        heapify(heap)
+
+def _drop_dead(generation: _Generation) -> None:
+    heap, handles = generation.heap, generation.handles
+    heap[:] = [entry for entry in heap if entry[-1] in handles]
+    heapify(heap)
 
 
 def _entry(key: Any, number: int) -> _Entry:

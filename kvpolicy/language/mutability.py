@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["MUTABILITY", "Mutability", "mutability"]
+__all__ = ["MUTABILITY", "WISHES", "Mutability", "mutability"]
 
 Mutability = Literal["hot", "idle", "restart"]
 
@@ -29,6 +29,9 @@ MUTABILITY: dict[str, Mutability] = {
     "engines": "restart",
     "tests": "hot",
 }
+
+#: Restart fields that name a choice and what else would do: a server may run what two policies accept.
+WISHES = ("cache.page_size", "cache.kv_dtype", "backend.attention")
 
 
 def mutability(field: str) -> Mutability:

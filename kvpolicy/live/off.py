@@ -15,7 +15,6 @@ from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock
 from kvpolicy.eviction.index import EvictionIndex
 from kvpolicy.eviction.metadata_index import MetadataIndex
 
-from .preparation import SLICE_UNITS
 from .twins import TwinIndex
 
 __all__ = ["Retirement", "nothing", "records_only"]
@@ -99,7 +98,7 @@ class Retirement:
         self._owns = isinstance(index, TwinIndex) and not keeps_handles
         self._units: Iterator[Any] | None = None  # listing them takes a while too, so not at the change-over
 
-    def step(self, units: int = SLICE_UNITS) -> bool:
+    def step(self, units: int) -> bool:
         """Take apart up to ``units`` more; whether there is more to do."""
         index = self._index
         if index is None:

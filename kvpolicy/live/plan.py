@@ -7,14 +7,14 @@ and a server makes it again for what it was asked to apply.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvpolicy.language import Policy, digest_of, policy_from_flat
-from kvpolicy.language.mutability import MUTABILITY, Mutability, mutability
+from kvpolicy.language.mutability import MUTABILITY, WISHES, Mutability, mutability
 
-__all__ = ["COSTS", "Change", "Plan", "make_plan", "plan_from_json", "render"]
+__all__ = ["COSTS", "Change", "Plan", "effective_of", "make_plan", "plan_from_json", "render"]
 
 #: What a change of each class costs, in words.
 COSTS: dict[Mutability, str] = {
@@ -34,6 +34,7 @@ class Change:
     before: Any
     after: Any
     mutability: Mutability
+    note: str = ""  # what the class of the field alone does not say
 
     @property
     def sign(self) -> str:
@@ -50,6 +51,7 @@ class Change:
             "after": self.after,
             "class": self.mutability,
             "cost": COSTS[self.mutability],
+            **({"note": self.note} if self.note else {}),
         }
 
 
@@ -81,24 +83,32 @@ class Plan:
         }
 
 
-def make_plan(before: dict[str, Any], after: dict[str, Any]) -> Plan:
+def make_plan(before: dict[str, Any], after: dict[str, Any], effective: Mapping[str, Any] | None = None) -> Plan:
     """The plan from one flattened policy to another (as ``kvpolicy show --format json`` prints them).
 
-    Two ways to write one value are no change. Raises PolicyError for a document that is no valid policy.
+    Two ways to write one value are no change. ``effective`` is what a running server uses, by path: where that is what
+    the new policy accepts, another wish is hot, since it changes nothing. Raises PolicyError for a document that is no
+    valid policy.
     """
     old, new = policy_from_flat(before), policy_from_flat(after)
-    found = [
-        Change(path, before_value, after_value, kind)
-        for path, before_value, after_value in _differences(_named(before), _named(after), "")
-        for kind in [_mutability(path)]
-        if not _means_the_same(old, new, path)
-    ]
+    found = []
+    for path, before_value, after_value in _differences(_named(before), _named(after), ""):
+        if _means_the_same(old, new, path):
+            continue
+        kind, note = _mutability(path), ""
+        runs = (effective or {}).get(path)
+        if runs is not None and path in WISHES and _is_accepted(runs, old, new, path):
+            kind, note = "hot", f"{runs} is in effect and stays"
+        found.append(Change(path, before_value, after_value, kind, note))
     return Plan(old.metadata.name, new.metadata.name, digest_of(before), digest_of(after), tuple(found))
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
     """Back from :meth:`Plan.to_json`."""
-    changes = tuple(Change(each["path"], each["before"], each["after"], each["class"]) for each in data["changes"])
+    changes = tuple(
+        Change(each["path"], each["before"], each["after"], each["class"], each.get("note", ""))
+        for each in data["changes"]
+    )
     before, after = data["before"], data["after"]
     return Plan(before["name"], after["name"], before["digest"], after["digest"], changes)
 
@@ -117,7 +127,8 @@ def render(plan: Plan, *, colour: bool = False) -> str:
             continue
         lines += ["", f"  {kind}: {COSTS[kind]}"]
         for change in changes:
-            line = f"  {change.sign:>3} {change.path:<{width}}  {_transition(change)}"
+            note = f" ({change.note})" if change.note else ""
+            line = f"  {change.sign:>3} {change.path:<{width}}  {_transition(change)}{note}"
             lines.append(f"\x1b[{_COLOURS[change.sign]}m{line}\x1b[0m" if colour else line)
     counts = ", ".join(f"{len(plan.of(kind))} {kind}" for kind in COSTS)
     return "\n".join([*lines, "", f"Plan: {counts}."]) + "\n"
@@ -199,6 +210,22 @@ def _mutability(path: str) -> Mutability:
     if path.startswith("engines."):
         _, _, path = path.split(".", 2) if path.count(".") > 1 else ("", "", "engines")
     return mutability(path.split("[")[0]) if path.split(".")[0] in _SECTIONS else "restart"
+
+
+def effective_of(block: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server uses, by path: out of its status block."""
+    return {path: setting["effective"] for path, setting in block.get("settings", {}).items()}
+
+
+def _is_accepted(runs: Any, old: Policy, new: Policy, path: str) -> bool:
+    """Whether the new policy would start without a conflict on what runs, and asks for nothing else there."""
+    section, name = path.split(".")
+    before, after = (getattr(getattr(policy, section), name, None) for policy in (old, new))
+    if getattr(before, "layers", ()) != getattr(after, "layers", ()):
+        return False
+    if after is None or after.prefer is None:
+        return True  # it is the engine's choice
+    return runs == after.prefer or runs in after.accept or "auto" in (after.prefer, *after.accept)
 
 
 _SECTIONS = {field.split(".")[0] for field in MUTABILITY}

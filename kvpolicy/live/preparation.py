@@ -19,10 +19,8 @@ from kvpolicy.eviction.plan import CompiledEviction
 
 from .twins import TwinIndex
 
-__all__ = ["SLICE_UNITS", "Both", "Population", "Preparation"]
+__all__ = ["Both", "Population", "Preparation"]
 
-#: Units examined in one slice. With rules and tenants about 3 ms of one core, see benchmarks/RESULTS.md.
-SLICE_UNITS = 256
 #: Requests after the client's last word until a prepared policy is dropped: nobody will ask for it any more.
 LOST_AFTER_REQUESTS = 10_000
 
@@ -97,7 +95,7 @@ class Preparation:
         """Whether the new index holds every resident unit."""
         return self._walk is None and self.fault is None
 
-    def step(self, units: int = SLICE_UNITS) -> bool:
+    def step(self, units: int) -> bool:
         """Bring in up to ``units`` more (a path is not cut short); whether there is more to do."""
         self.heard_seq = self._before.clock.request_seq
         stop = self.examined_units + units

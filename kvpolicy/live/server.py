@@ -44,6 +44,9 @@ class Channel(Protocol):
     async def running(self) -> dict[str, Any]:
         """The flattened policy that runs."""
 
+    async def effective(self) -> dict[str, Any]:
+        """What the engines use of what a policy may wish for, by its path."""
+
 
 def why_forbidden(
     authorization: str | None, peer: str | None, keys: Sequence[str], environ: Mapping[str, str]
@@ -153,7 +156,7 @@ class Desk:
         while any(answer["more"] for answer in answers):
             answers = await send({"op": "continue"})
         after = await self._channel.running()
-        plan = make_plan(before, after)
+        plan = make_plan(before, after, await self._channel.effective())
         return 200, {
             "applied": digest,
             "off": bool(prepare.get("off")),

@@ -17,6 +17,7 @@ finds another digest.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -27,7 +28,8 @@ from kvpolicy.runtime.active import ActivePolicy
 from kvpolicy.runtime.loading import explaining
 
 from .plan import make_plan
-from .preparation import SLICE_UNITS, Preparation
+from .preparation import Preparation
+from .slices import FIRST_UNITS, CollectionsPutOff, next_units
 
 __all__ = ["Answer", "Candidate", "LiveSwap", "Seat"]
 
@@ -83,8 +85,8 @@ class Seat(Protocol):
     def commit(self, after: Candidate, preparation: Preparation | None) -> None:
         """Put it in charge: pointers only."""
 
-    def retire(self) -> bool:
-        """Take apart one slice of what a commit replaced; whether there is more."""
+    def retire(self, units: int) -> bool:
+        """Take apart up to ``units`` of what a commit replaced; whether there is more."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,9 @@ class LiveSwap:
         self._preparation: Preparation | None = None
         self._previous: Candidate | None = None
         self.answer = Answer("none")  # to the last message
-        self.slice_units = SLICE_UNITS
+        self.slice_units: int | None = None  # of every slice; None: as many as take a short time
+        self._units, self._slice_s = FIRST_UNITS, 0.0  # of the last slice
+        self._collections = CollectionsPutOff()
         self.swaps = 0
         self._victims: list[str | None] = []  # of every rank at the last agreement: equal, or they evicted differently
 
@@ -135,11 +139,14 @@ class LiveSwap:
                 "commit": self._commit,
                 "abort": self._abort,
             }[message["op"]]
+            self._collections.go_on()
             self.answer = operation(message)
         except Exception as error:
             logger.exception("kvpolicy: a live swap failed; the policy that ran goes on")
             self._forget()
             self.answer = Answer("failed", why=[f"{type(error).__name__}: {error}"])
+        if not self.answer.more and self.answer.kind != "ready":
+            self._collections.end()
         return self.answer.more
 
     def to_json(self) -> dict[str, Any]:
@@ -172,21 +179,39 @@ class LiveSwap:
         if why := self._refusals(found):
             return Answer("refused", found.digest, why)
         self._candidate = found
+        self._collections.start()
         self._preparation = self._seat.prepare(found)
         more = self._preparation is not None
+        self._units, self._slice_s = FIRST_UNITS, 0.0
         return Answer("preparing" if more else "ready", found.digest, more=more)
 
     def _continue(self, _message: dict[str, Any]) -> Answer:
+        units = self._agreed_units()  # whatever a rank has to do or not: all of them take part
+        start_s = time.perf_counter()
+        try:
+            return self._one_slice(units)
+        finally:
+            self._slice_s = time.perf_counter() - start_s
+
+    def _agreed_units(self) -> int:
+        if self.slice_units is not None:
+            return self.slice_units
+        slowest_s = max(told["slice_s"] for told in self._gather({"slice_s": self._slice_s}))
+        if slowest_s > 0:
+            self._units = next_units(self._units, slowest_s)
+        return self._units
+
+    def _one_slice(self, units: int) -> Answer:
         candidate, preparation = self._candidate, self._preparation
         if candidate is None:
             if self.answer.kind == "applied":
-                return self._retire()
+                return Answer("applied", self.answer.digest, more=self._seat.retire(units))
             if self.answer.kind in ("refused", "conflict", "failed"):
                 return self.answer  # said already, while other groups go on
             return Answer("conflict", why=["nothing is being prepared: it was dropped, or another apply came"])
         if preparation is None:
             return Answer("ready", candidate.digest)
-        more = preparation.step(self.slice_units)
+        more = preparation.step(units)
         if preparation.fault is not None:
             return self._fault(candidate, preparation)
         return Answer("preparing" if more else "ready", candidate.digest, [], preparation.examined_units, more)
@@ -199,6 +224,7 @@ class LiveSwap:
         assert candidate is not None
         before = Candidate.running(self._seat.active)
         self._candidate = self._preparation = None
+        self._units, self._slice_s = FIRST_UNITS, 0.0
         self._seat.commit(candidate, preparation)
         self._previous, self.swaps = before, self.swaps + 1
         logger.info("kvpolicy: %s took over from %s", _name(candidate), _name(before))
@@ -215,10 +241,6 @@ class LiveSwap:
         if preparation is not None and not preparation.is_ready:
             return Answer("failed", candidate.digest, ["the policy is not prepared to the end"])
         return Answer("ready", candidate.digest)
-
-    def _retire(self) -> Answer:
-        """After a commit: take the index that was in charge apart, a slice at a time."""
-        return Answer("applied", self.answer.digest, more=self._seat.retire())
 
     def _abort(self, _message: dict[str, Any]) -> Answer:
         self._forget()
@@ -252,7 +274,9 @@ class LiveSwap:
 
     def _refusals(self, found: Candidate) -> list[str]:
         """Restart-class changes, and what this server cannot do; all of them, as nothing is half applied."""
-        plan = make_plan(self._seat.active.flat, found.flat)
+        active = self._seat.active
+        effective = {setting.path: setting.effective for setting in active.settings.values()}
+        plan = make_plan(active.flat, found.flat, effective)
         needs_restart = [f"{change.path}: needs a restart" for change in plan.changes if change.mutability != "hot"]
         return needs_restart + self._seat.refusals(found)
 
@@ -283,6 +307,7 @@ class LiveSwap:
     def dropped(self) -> None:
         """The client is gone for good: the adapter forgot what was built."""
         self._candidate = self._preparation = None
+        self._collections.end()
         self.answer = Answer("none", why=["dropped: the client did not come back"])
         logger.warning("kvpolicy: a prepared policy was dropped: its client did not come back")
 

@@ -93,5 +93,30 @@ SYMPTOMS: dict[str, Symptom] = {
             "The pool had room for everything so far. The policy's eviction has had nothing to decide, and figures on "
             "it say nothing yet.",
         ),
+        Symptom(
+            "KVP741",
+            "the router's blocks are not the engine's",
+            "A router that matches prompts against the engine's KV events cuts them into blocks of its own size. Where "
+            "that is not the engine's, no hash is ever equal, every overlap is 0, and requests go anywhere, without an "
+            "error. Give both the same size.",
+        ),
+        Symptom(
+            "KVP742",
+            "announced blocks are not pages",
+            "The engine announces blocks of another size than its pages, as with decode context parallelism, where a "
+            "block spans ranks. A router has to be given the size of the events.",
+        ),
+        Symptom(
+            "KVP743",
+            "announced blocks name no salt",
+            "Requests carry a cache_salt, which is part of the engine's hashes, and the events do not say so. A router "
+            "that computes hashes by itself, with or without the salt, finds none of them.",
+        ),
+        Symptom(
+            "KVP744",
+            "no block was announced",
+            "Nothing was cached while `doctor` listened, or the events of this server go elsewhere. Events begin with "
+            "the subscription: what was cached before is not told again.",
+        ),
     )
 }

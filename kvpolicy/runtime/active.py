@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+from kvpolicy.language.mutability import WISHES
 
 from .traffic import Traffic
 
@@ -128,6 +130,12 @@ class ActivePolicy:
         self, policy: Policy, flat: dict[str, Any], digest: str, source: str, compiled: Any, is_off: bool = False
     ) -> None:
         """Another policy took over while running; what only a start can change is equal in both."""
+        for name, setting in self.settings.items():
+            if setting.path in WISHES and (prefer := _preferred(policy, setting.path)) != _preferred(
+                self.policy, setting.path
+            ):
+                by = "policy" if prefer == setting.effective else "accept list"
+                self.settings[name] = replace(setting, requested=prefer, decided_by=by, origin=source)
         self.policy, self.flat, self.digest, self.source, self.compiled = policy, flat, digest, source, compiled
         self.name, self.origins, self.is_off = compiled.name, {}, is_off
         if self.on_swap is not None:
@@ -153,6 +161,12 @@ class ActivePolicy:
         self.fallbacks[reason] += 1
         if self.fallbacks[reason] == 1:
             logger.exception("kvpolicy: %s (further ones are counted only)", message)
+
+
+def _preferred(policy: Policy, path: str) -> Any:
+    """What the policy asks for first; None: it leaves the choice to the engine."""
+    section, name = path.split(".")
+    return getattr(getattr(getattr(policy, section), name, None), "prefer", None)
 
 
 _current: ActivePolicy | None = None

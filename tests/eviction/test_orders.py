@@ -86,7 +86,7 @@ def test_a_small_heap_needs_no_tidying_up_at_eviction() -> None:
         heap.discard(unit)
         unit.key += 1
         heap.add(unit)
-        assert all(g.heap[0][-1] in heap._handles for g in heap._generations if g.heap)
+        assert all(g.heap[0][-1] in g.handles for g in heap._generations if g.heap)
     heap.check()
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvpolicy.cli.main import main
 from kvpolicy.language import load_policy
 from kvpolicy.language.shipped_policies import shipped
-from kvpolicy.live.plan import Plan, make_plan, render
+from kvpolicy.live.plan import Plan, make_plan, plan_from_json, render
 
 BASE: dict[str, Any] = {
     "apiVersion": "kvpolicy/v1",
@@ -124,3 +124,34 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (bad := tmp_path / "bad.yaml").write_text("kind: nothing\n")
     assert main(["diff", "long_context", str(bad)]) == 1
     assert main(["diff", "long_context", str(tmp_path / "missing.yaml")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("wish", "runs", "kind"),
+    [
+        ({"prefer": 32, "accept": [16, 32]}, 16, "hot"),
+        ({"prefer": 32, "accept": [16, 32]}, 64, "restart"),
+        (32, 32, "hot"),  # the server runs another size than it was asked for
+        (32, 16, "restart"),
+        ("auto", 16, "hot"),
+        (32, None, "restart"),  # not known
+    ],
+)
+def test_another_page_size_is_hot_where_the_one_in_effect_is_accepted(wish: Any, runs: int | None, kind: str) -> None:
+    after = {**BASE, "cache": {"page_size": wish}}
+    plan = make_plan(BASE, after, {"cache.page_size": runs})
+    assert [change.mutability for change in plan.changes] == [kind]
+    assert make_plan(BASE, after).mutability == "restart"  # between files nobody runs anything
+    note = f" ({runs} is in effect and stays)" if kind == "hot" else ""
+    assert render(plan).splitlines()[3].endswith(note or str(wish).replace("'", '"'))
+    assert plan_from_json(plan.to_json()) == plan
+
+
+def test_another_dtype_of_single_layers_is_never_met() -> None:
+    before, after = (
+        {**BASE, "cache": {"kv_dtype": {"default": "bf16", "layers": {"0": name}}}} for name in ("fp8_e4m3", "fp8_e5m2")
+    )
+    assert make_plan(before, after, {"cache.kv_dtype": "bf16"}).mutability == "restart"
+    plain = {**BASE, "cache": {"kv_dtype": {"prefer": "fp8_e4m3", "accept": ["fp8_e4m3", "bf16"]}}}
+    after = {**BASE, "cache": {"kv_dtype": "bf16"}}
+    assert make_plan(plain, after, {"cache.kv_dtype": "bf16"}).mutability == "hot"

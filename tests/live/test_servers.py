@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tools.server import Server, run_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.server]
 
-PAGE = {"sglang": 16, "vllm": 32}
+EVENTS = {"0.5.18": 25718, "0.5.23": 25723, "vllm": 25732}  # ports
 
 
 @pytest.fixture(params=["0.5.18", "0.5.23", "vllm"])
@@ -42,14 +43,22 @@ def _serving(
     engine: str, server: StartServer, vllm_env: Callable[..., EngineEnv], model: Path, folder: Path
 ) -> Iterator[tuple[Server, int]]:
     if engine == "vllm":
-        pool = ("--num-gpu-blocks-override", str(POOL_TOKENS // 32 + 1), "--max-model-len", "512")
+        pool = ("--num-gpu-blocks-override", str(POOL_TOKENS // 32 + 1), "--max-model-len", "512", *_events("vllm"))
         policy = write_policy(folder, 32)
         with run_server(vllm_env(), model, *pool, policy=policy, log_path=folder / "log") as running:
             yield running, 32
     else:
         policy = write_policy(folder, 16)
-        with server(engine, "--enable-metrics", policy=policy, max_total_tokens=POOL_TOKENS) as running:
+        flags = ("--enable-metrics", *_events(engine))
+        with server(engine, *flags, policy=policy, max_total_tokens=POOL_TOKENS) as running:
             yield running, 16
+
+
+def _events(engine: str) -> tuple[str, str]:
+    """One port a kind of server: tests run side by side."""
+    endpoint = f"tcp://127.0.0.1:{EVENTS[engine]}"
+    enable = {"enable_kv_cache_events": True} if engine == "vllm" else {}
+    return "--kv-events-config", json.dumps({**enable, "publisher": "zmq", "endpoint": endpoint})
 
 
 def ask(command: str, running: Server, *arguments: str, code: int = 0) -> str:
@@ -135,4 +144,19 @@ def test_a_real_server(serving: tuple[Server, int]) -> None:
     found = ask("doctor", running)
     assert "KVP721 warning: 100 of 100 requests with a cache_salt came with a new one" in found
     assert f"KVP722 warning: 100 of 120 prompts (83%) are shorter than a page of {page} tokens" in found
+
+    # What a router hears, while requests with salts come.
+    endpoint = next(word for word in running.process.args if "tcp://" in str(word))  # type: ignore[union-attr]
+    events = ("--kv-events", json.loads(str(endpoint))["endpoint"], "--format", "json")
+    with ThreadPoolExecutor() as pool_of_one:
+        asked = [
+            pool_of_one.submit(ask, "doctor", running, *events, "--listen", "6", "--router-page-size", size, code=code)
+            for size, code in ((str(page), 0), ("128", 1))
+        ]
+        seed = 1000
+        while not all(each.done() for each in asked):
+            running.generate(tokens(seed := seed + 1, 100), 1, cache_salt="router")
+    fits, differs = ({finding["code"] for finding in json.loads(each.result())} for each in asked)
+    assert not fits & {"KVP741", "KVP742", "KVP744"}
+    assert differs - fits == {"KVP741"}
     assert running.status()["fallbacks"] == {}

@@ -16,7 +16,7 @@ from kvpolicy.language import digest_of, policy_from_flat
 from kvpolicy.live.preparation import Both, Preparation
 from kvpolicy.live.server import MAX_BODY_BYTES, Desk, may_read, why_forbidden
 from kvpolicy.live.swap import Candidate, LiveSwap
-from kvpolicy.runtime.active import ActivePolicy
+from kvpolicy.runtime.active import ActivePolicy, Setting
 from tests.eviction.tree import Tree
 from tests.live.test_preparation import TreeUnits
 
@@ -67,7 +67,7 @@ class TreeSeat:
             self.tree.index = preparation.index
         self.active.become(after.policy, after.flat, after.digest, after.source, after.compiled, after.is_off)
 
-    def retire(self) -> bool:
+    def retire(self, units: int) -> bool:
         self.counts["retire"] += 1
         return self.counts["retire"] % 2 == 1
 
@@ -92,7 +92,7 @@ class Ranks:
                 if message["op"] == "prepare":
                     probe._forget()
         for swap in self.swaps:
-            swap._gather = lambda own: verdicts
+            swap._gather = lambda own: verdicts or [own]  # slices: each its own
             swap.handle(message)
         return [swap.answer.to_json() for swap in self.swaps]
 
@@ -118,6 +118,9 @@ class Schedulers:
 
     async def running(self) -> dict[str, Any]:
         return self.seats[0].active.flat
+
+    async def effective(self) -> dict[str, Any]:
+        return {setting.path: setting.effective for setting in self.seats[0].active.settings.values()}
 
     @property
     def digests(self) -> set[str]:
@@ -389,3 +392,17 @@ def test_a_message_that_is_none_changes_nothing(message: dict[str, Any]) -> None
     assert not swap.handle(message)
     assert swap.answer.kind == "failed"
     assert seat.active.digest == digest_of(flat())
+
+
+def test_a_wish_that_what_runs_meets_is_swapped_and_told() -> None:
+    """The plan that the client made, the server's refusals and the plan it answers with agree."""
+    seat = TreeSeat()
+    seat.active.settings["page_size"] = Setting("cache.page_size", "--page-size", 16, 16)
+    channel = Schedulers(seat)
+    status, answer = apply(channel, flat("lfu", cache={"page_size": {"prefer": 32, "accept": [16, 32]}}))
+    assert (status, answer["plan"]["class"]) == (200, "hot")
+    setting = seat.active.settings["page_size"]
+    assert (setting.requested, setting.effective, setting.decided_by) == (32, 16, "accept list")
+    status, answer = apply(channel, flat("lfu", cache={"page_size": {"prefer": 32, "accept": [32, 64]}}))
+    assert status == 422
+    assert answer["why"] == ["cache.page_size: needs a restart"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,7 +32,10 @@ eviction:
 )
 SCORE = HEAD % ("score", 16) + "eviction: {score: hits}\n"
 BIGGER_PAGES = HEAD % ("bigger-pages", 32) + "eviction: {policy: lfu}\n"
-POLICIES = {"plain": PLAIN, "rules": RULES, "score": SCORE, "bigger": BIGGER_PAGES}
+NOTHING = (
+    HEAD % ("nothing", 16) + "eviction: {policy: lru, rules: [{name: all, match: size_tokens >= 0, admit: never}]}\n"
+)
+POLICIES = {"nothing": NOTHING, "plain": PLAIN, "rules": RULES, "score": SCORE, "bigger": BIGGER_PAGES}
 
 
 @pytest.fixture
@@ -117,7 +123,8 @@ def test_a_swap_keeps_what_is_cached(server: StartServer, files: dict[str, Path]
 
 def test_swaps_under_load(server: StartServer, files: dict[str, Path]) -> None:
     env = {"KVPOLICY_APPLY": "loopback"}
-    with server("0.5.20", policy=files["plain"], max_total_tokens=POOL_TOKENS, env=env) as running:
+    metrics = "--enable-metrics"
+    with server("0.5.20", metrics, policy=files["plain"], max_total_tokens=POOL_TOKENS, env=env) as running:
         policies = [flat(files[name], "sglang") for name in ("rules", "score", "plain")]
         prompts = [tokens(seed, 100) for seed in range(20)]  # twice the pool
         expected = [running.generate(prompt, 4)["output_ids"] for prompt in prompts]
@@ -135,6 +142,23 @@ def test_swaps_under_load(server: StartServer, files: dict[str, Path]) -> None:
         assert block["fallbacks"] == {}
         running.flush_cache()  # the engine's own check of lost slots runs when it is idle
         assert cached(running, prompts[0]) == 0
+        check_the_guard(running, files["nothing"])
+
+
+def check_the_guard(running: Server, bad: Path) -> None:
+    """Under a policy that caches nothing the hit rate falls: the guard says so, and the old policy is back."""
+    digest = running.status()["digest"]
+    twice = [prompt for seed in range(2000) for prompt in 2 * [tokens(50_000 + seed, 100)]]
+    guard = ["--guard", "hit_rate", "--baseline", "3s", "--for", "30s"]
+    words = [sys.executable, "-m", "kvpolicy.cli.main", "apply", str(bad), "--url", running.url, *guard]
+    with load(running, twice, clients=1):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = re.search(r"Got worse: hit_rate \(.*\): ([0-9.]+) before, ([0-9.]+) since", done.stderr)
+    assert found is not None, done.stdout + done.stderr
+    assert float(found[1]) > 0.4  # 96 of 100 tokens of every other prompt
+    assert float(found[2]) < 0.2
+    assert running.status()["digest"] == digest
 
 
 @pytest.mark.parametrize(
