@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add = actions.add_parser("add", help="start ghosts of policies, beside those that run", allow_abbrev=False)
-    add.add_argument("policies", nargs="+", metavar="POLICY", help="a file or the name of a shipped policy")
+    add.add_argument("policies", nargs="+", metavar="POLICY", help="a file, a shipped policy, or an algorithm like gdsf")
     show = actions.add_parser("list", help="what each has found so far", allow_abbrev=False)
     clear = actions.add_parser("clear", help="stop all of them", allow_abbrev=False)
     for action in (add, show, clear):
@@ -33,12 +33,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _add(args: argparse.Namespace) -> int:
     from kvpolicy.cli.plan import errors_of
-    from kvpolicy.live.apply import load_for, running
+    from kvpolicy.live.apply import running
     from kvpolicy.live.shadow_client import add_shadows
+    from kvpolicy.replay.policies import load
 
     key = api_key(args)
     engine = running(args.url, key).engine
-    results = [load_for(policy, engine) for policy in args.policies]
+    results = [load(policy, engine) for policy in args.policies]
     for result in results:
         if (code := errors_of(result)) is not None:
             return code

@@ -64,7 +64,7 @@ def settled(running: Server, requests: int) -> dict[str, Any]:
 def check_shadows(running: Server, flush: Callable[[], None]) -> None:
     """On a server that runs lru over an empty cache: the ghost of what runs finds what the server finds."""
     flush()
-    assert "3 shadows run on 1 engine(s)" in command(running, "shadow", "add", "long_context", "gdsf", "lfu")
+    assert "3 shadows run on 1 engine(s)" in command(running, "shadow", "add", "long_context", "mru", "lfu")
     requests = traffic(1)
     cached = send(running, requests)
     shadows = settled(running, len(requests))
@@ -75,7 +75,7 @@ def check_shadows(running: Server, flush: Callable[[], None]) -> None:
     assert active["hit_tokens"] == sum(cached), "the ghost of the running policy is the server's cache"
     assert active["evicted_tokens"] > 0
     rows = {row["name"]: row for row in shadows["shadows"]}
-    assert set(rows) == {"long-context", "gdsf", "lfu"}
+    assert set(rows) == {"long-context", "mru", "lfu"}
     for row in rows.values():
         assert row["regret_active_tokens"] == sum(cached) - row["hit_tokens"]
         assert row["prefill_tokens"] == shadows["input_tokens"] - row["hit_tokens"]
