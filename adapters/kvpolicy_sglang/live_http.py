@@ -95,7 +95,7 @@ _NO_SEAT = {
     "why": ["this scheduler cannot swap policies; see its log"],
     "more": False,
 }
-_NO_SHADOWS = {"rank": 0, "state": "none", "why": ["this scheduler can have no shadows; see its log"]}
+_NO_SHADOWS = {"rank": 0, "state": "none", "refused": "this scheduler can have no shadows; see its log"}
 
 
 class _Stamps:

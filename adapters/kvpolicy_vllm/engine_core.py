@@ -156,10 +156,10 @@ def _live(core: Any, message: str) -> dict[str, Any]:
     if asked["op"].startswith("shadow_"):
         shadows = getattr(core.scheduler, "kvpolicy_shadows", None)
         if shadows is None:
-            return {"rank": 0, "state": "none", "why": ["this engine can have no shadows: see its log"]}
+            return {"rank": 0, "state": "none", "refused": "this engine can have no shadows: see its log"}
         if asked["op"] != "shadow_look":
             shadows.handle(asked, _rank(core))
-        return dict(shadows.to_json() or {"rank": _rank(core), "state": "none", "why": []})
+        return dict(shadows.to_json() or {"rank": _rank(core), "state": "none", "refused": ""})
     swap: LiveSwap | None = getattr(core.scheduler, "kvpolicy_swap", None)
     if swap is None:
         why = "this engine cannot swap policies: it has none, or see its log"

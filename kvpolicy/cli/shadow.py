@@ -19,7 +19,9 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add = actions.add_parser("add", help="start ghosts of policies, beside those that run", allow_abbrev=False)
-    add.add_argument("policies", nargs="+", metavar="POLICY", help="a file, a shipped policy, or an algorithm like gdsf")
+    add.add_argument(
+        "policies", nargs="+", metavar="POLICY", help="a file, a shipped policy, or an algorithm like gdsf"
+    )
     show = actions.add_parser("list", help="what each has found so far", allow_abbrev=False)
     clear = actions.add_parser("clear", help="stop all of them", allow_abbrev=False)
     for action in (add, show, clear):

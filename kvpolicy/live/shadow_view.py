@@ -13,7 +13,7 @@ __all__ = ["shadow_lines"]
 def shadow_lines(shadows: Mapping[str, Any]) -> Iterator[str]:
     """The table of one engine's shadows, the running policy's own ghost first."""
     if shadows["state"] == "dead":
-        yield f"shadows    ended: {'; '.join(shadows['why'])}; {_dropped(shadows)}"
+        yield f"shadows    none any more: {shadows['ended']}; {_dropped(shadows)}"
         return
     if not shadows["policies"]:
         return

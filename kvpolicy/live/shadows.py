@@ -106,7 +106,7 @@ class ShadowDesk:
         deadline_s = time.monotonic() + FINISH_S
         files = {int(engine["rank"]): folder / f"trace-{engine['rank']}" for engine in engines}
         while not all(file.exists() for file in files.values()):
-            if why := [line for engine in engines for line in engine["why"]]:
+            if why := [engine["ended"] for engine in engines if engine["state"] == "dead"]:
                 return 500, {"error": "; ".join(why), "why": why}
             if time.monotonic() > deadline_s:
                 return 500, {
@@ -135,7 +135,7 @@ class ShadowDesk:
             return 500, {"error": f"{type(error).__name__}: {error}"}
         if not engines:
             return 500, {"error": "no scheduler answered"}
-        if why := [line for engine in engines for line in engine["why"]]:
+        if why := [engine["refused"] for engine in engines if engine["refused"]]:
             return 422, {"error": "; ".join(why), "why": why}
         return 200, {"engines": engines}
 

@@ -60,7 +60,7 @@ class Feed:
         self._running: tuple[str, bool] = ("", False)  # digest of the policy that the ghosts know as the running one
         self._recording = ""  # the file
         self._started_s = 0.0
-        self._why: list[str] = []  # the last message was refused for
+        self._refused = ""  # why the last message was
         self._ended = ""  # why the process is no more
 
     # -- requests --
@@ -95,7 +95,7 @@ class Feed:
 
     def handle(self, message: dict[str, Any]) -> None:
         """Act on one message; :meth:`to_json` has the answer. Never raises."""
-        self._why = []
+        self._refused = ""
         try:
             operation = message["op"]
             if operation == "shadow_add":
@@ -109,21 +109,21 @@ class Feed:
                 self._end_record()
         except OSError:
             self._lost()
-            self._why = [self._ended]
+            self._refused = self._ended
         except Exception as error:
             self.fault("a message to the shadow policies failed")
-            self._why = [f"{type(error).__name__}: {error}"]
+            self._refused = f"{type(error).__name__}: {error}"
 
     def _add(self, flats: list[dict[str, Any]]) -> None:
         if len(self._shadows) + len(flats) > MAX_SHADOWS:
-            self._why = [f"{len(self._shadows)} shadows run, and at most {MAX_SHADOWS} may: clear them first"]
+            self._refused = f"{len(self._shadows)} shadows run, and at most {MAX_SHADOWS} may: clear them first"
             return
         self._shadows = [*self._shadows, *flats]
         self._settle()
 
     def _record(self, path: str) -> None:
         if self._recording and not self._ended:
-            self._why = ["another recording is under way"]
+            self._refused = "another recording is under way"
             return
         if self._sender is None:
             self._spawn()
@@ -222,7 +222,8 @@ class Feed:
         return {
             "rank": self._rank,
             "state": "dead" if self._ended else "running" if self._sender is not None else "none",
-            "why": self._why or ([self._ended] if self._ended else []),
+            "ended": self._ended or None,
+            "refused": self._refused,
             "pid": self.process.pid if self.process is not None and self._sender is not None else None,
             "policies": len(self._shadows),
             "since_s": round(time.monotonic() - self._started_s, 3) if self._sender is not None else None,

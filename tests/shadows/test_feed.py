@@ -76,7 +76,8 @@ def test_requests_reach_the_ghosts(feeds: Callable[..., Feed]) -> None:
     put(feed, *[record(0), record(0), record(0, 32)])
     until(lambda: feed.to_json().get("requests") == 3)
     found = feed.to_json()
-    assert (found["state"], found["why"], found["policies"], found["dropped_requests"]) == ("running", [], 1, 0)
+    assert (found["state"], found["refused"], found["ended"]) == ("running", "", None)
+    assert (found["policies"], found["dropped_requests"]) == (1, 0)
     assert found["shadows"][0]["name"] == "rag"
     assert found["active"]["hit_tokens"] == 48 + 16, "the last token is always computed"
     assert found["us_per_request"] > 0
@@ -123,7 +124,7 @@ def test_a_process_that_dies_is_said_and_counted(
     put(feed, record(1), record(2))
     found = feed.to_json()
     assert found["state"] == "dead"
-    assert found["why"] == ["the ghost process is gone (exit code -9)"]
+    assert found["ended"] == "the ghost process is gone (exit code -9)"
     assert found["dropped_requests"] == 2
     assert caplog.text.count("the ghost process is gone") == 1
     assert not active.fallbacks, "no decision failed"
@@ -152,7 +153,7 @@ def test_a_fault_in_the_ghosts_is_said(feeds: Callable[..., Feed]) -> None:
 def test_most_shadows(feeds: Callable[..., Feed]) -> None:
     feed = feeds()
     feed.handle({"op": "shadow_add", "policies": [RAG] * (MAX_SHADOWS + 1)})
-    assert "at most 8" in feed.to_json()["why"][0]
+    assert "at most 8" in feed.to_json()["refused"]
     assert feed.to_json()["state"] == "none"
 
 
@@ -171,7 +172,7 @@ def test_a_recording(feeds: Callable[..., Feed], tmp_path: Path) -> None:
     feed.handle({"op": "shadow_record", "path": str(tmp_path / "trace")})
     put(feed, record(0, cache_salt="secret", session_id="secret too"), record(0))
     feed.handle({"op": "shadow_record", "path": str(tmp_path / "another")})
-    assert feed.to_json()["why"] == ["another recording is under way"]
+    assert feed.to_json()["refused"] == "another recording is under way"
     feed.handle({"op": "shadow_end_record"})
     file = tmp_path / "trace-3"
     until(lambda: (feed.to_json(), file.exists())[1])

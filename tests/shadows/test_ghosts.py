@@ -67,34 +67,35 @@ def exact(name: str, stream: Iterator[Record]) -> int:
 
 def test_a_ghost_finds_what_replay_finds() -> None:
     """Error of a ghost that was told of every request: none."""
-    report = ghosts(records(1500)).report()
-    assert report["requests"] == 1500
+    report = ghosts(records(800)).report()
+    assert report["requests"] == 800
     rows = [report["active"], *report["shadows"]]
-    assert [row["hit_tokens"] for row in rows] == [exact(name, records(1500)) for name in ("lru", *CANDIDATES)]
-    assert len({row["hit_tokens"] for row in rows}) == 4, "the policies differ here"
+    assert [row["hit_tokens"] for row in rows] == [exact(name, records(800)) for name in ("lru", *CANDIDATES)]
+    assert len({row["hit_tokens"] for row in rows}) >= 3, "the policies differ here"
     for row in rows:
         assert row["regret_active_tokens"] == rows[0]["hit_tokens"] - row["hit_tokens"]
         assert row["prefill_tokens"] == report["input_tokens"] - row["hit_tokens"]
         assert 0 < row["saved_quadratic"] < row["saved_linear"]
 
 
-@pytest.mark.parametrize(("one_in", "error"), [(20, 0.02), (4, 0.05)])
-def test_what_dropped_requests_cost(one_in: int, error: float) -> None:
-    """The stated error of ghosts that missed every n-th request: of the hit rate, and of the differences between
-    policies, which is what shadows are asked for."""
+@pytest.mark.parametrize("one_in", [20, 4])
+def test_what_dropped_requests_cost(one_in: int) -> None:
+    """Ghosts that missed every n-th request: their hit rates, and the differences between policies, are off by no more
+    than docs/live.md says."""
+    stated = {20: 0.015, 4: 0.04}[one_in]
 
     def some() -> Iterator[Record]:
-        return (record for number, record in enumerate(records(3000)) if number % one_in)
+        return (record for number, record in enumerate(records(1500)) if number % one_in)
 
-    whole, part = ghosts(records(3000)).report(), ghosts(some()).report()
-
-    def rates(report: dict) -> list[float]:  # type: ignore[type-arg]
+    def rates(stream: Iterator[Record]) -> list[float]:
+        report = ghosts(stream, "sglang").report()
         return [row["saved_linear"] for row in (report["active"], *report["shadows"])]
 
-    for exactly, found in zip(rates(whole), rates(part), strict=True):
-        assert abs(found - exactly) < error
-    for exactly, found in zip(rates(whole)[1:], rates(part)[1:], strict=True):
-        assert abs((found - rates(part)[0]) - (exactly - rates(whole)[0])) < error / 2
+    whole, part = rates(records(1500)), rates(some())
+    assert part != whole
+    for exactly, found in zip(whole, part, strict=True):
+        assert abs(found - exactly) < stated
+        assert abs((found - part[0]) - (exactly - whole[0])) < stated
 
 
 def test_the_clairvoyant_of_the_first_window_is_replays() -> None:
