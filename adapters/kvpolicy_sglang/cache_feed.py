@@ -65,13 +65,15 @@ def _listen(cache: Any, feed: Feed, lora_name: Callable[[str], str]) -> None:
 
 
 def _describe(req: Any, kwargs: dict[str, Any], lora_name: Callable[[str], str]) -> Record | None:
-    """None for what is no request of a client's, is not finished, or is not cached."""
+    """None for what is no request of a client's, is not finished, or whose prompt is not cached to its end."""
     if not req.finished() or not kwargs.get("is_insert", True) or is_health_check(req):
         return None
     prompt, output = req.origin_input_ids, req.output_ids
     kept = kwargs.get("kv_len_to_handle", kwargs.get("up_to"))  # tokens with KV, by what the engine calls it
     if kept is None:
         kept = len(prompt) + max(0, len(output) - 1)
+    if kept < len(prompt):
+        return None
     tokens = array("q", prompt)
     tokens += array("q", output)
     del tokens[kept:]

@@ -122,7 +122,7 @@ def check_recording(running: Server, flush: Callable[[], None], folder: Path, *r
     done = subprocess.run(
         [sys.executable, "-m", "kvpolicy.cli.main", *arguments], capture_output=True, text=True, timeout=60, check=True
     )
-    report = json.loads(done.stdout)
+    (report,) = json.loads(done.stdout)
     assert report["requests"] == len(requests)
     (lru,) = (row for row in report["rows"] if row["policy"] == "lru")
     assert lru["hit_tokens"] == sum(cached) > 0
