@@ -159,7 +159,7 @@ class _Child:
         block["fragmentation"] = self._fragmentation(scheduler)
         if self.swap is not None:
             block["live"] = self.swap.to_json()
-        if self.shadows is not None and (shadows := self.shadows.to_json()) is not None:
+        if (shadows := self._shadows()) is not None:
             block["shadows"] = shadows
         try:
             result.internal_state["kvpolicy"] = block
@@ -178,6 +178,18 @@ class _Child:
         except Exception:
             self.active.note_fallback("occupancy", "the pool's occupancy could not be counted")
             return None
+
+    def _shadows(self) -> dict[str, Any] | None:
+        """None where nobody ever asked for any."""
+        assert self.active is not None
+        shadows = None if self.shadows is None else self.shadows.to_json()
+        try:
+            if shadows is not None and self.active.on_shadows is not None:
+                self.active.on_shadows(shadows)
+        except Exception:
+            self.active.on_shadows = None
+            self.active.note_fallback("metrics", "metrics of shadow policies stopped: their update raised")
+        return shadows
 
     def _fragmentation(self, scheduler: Any) -> dict[str, Any] | None:
         """None, counted, where it could not be measured."""
