@@ -52,6 +52,8 @@ $triton"
         --side "slots=$out/slots.yaml" --side "marks=$out/marks.yaml" --window 4096 --windows 5 --logs "$out" \
         --out "$out/pressure.json" -- --attention-backend triton --max-total-tokens 600000 --max-running-requests 512 \
         --cuda-graph-max-bs 256 --mem-fraction-static 0.2
+    step shadows 500 python benchmarks/shadows.py --engine sglang --model "$model" --logs "$out" \
+        --out "$out/shadows.json" -- --attention-backend triton --mem-fraction-static 0.5 --max-running-requests 128
     step attention 200 python benchmarks/churned_attention.py
     step cascade 300 python benchmarks/cascade.py --tune
     step kv-quant 300 python benchmarks/kv_quant.py --tune
@@ -68,6 +70,8 @@ vllm)
     step pressure 590 python benchmarks/vllm_pressure.py --model "$model" $sides --prompt-tokens 64 --window 1024 \
         --windows 20 --logs "$out" --out "$out/pressure.json" -- --gpu-memory-utilization 0.07 --block-size 32 \
         --num-gpu-blocks-override 8000 --max-model-len 2048 --attention-backend TRITON_ATTN
+    step shadows 500 python benchmarks/shadows.py --engine vllm --model "$model" --logs "$out" \
+        --out "$out/shadows.json" -- --gpu-memory-utilization 0.5 --max-model-len 2048
     policy fp8 'cache: {kv_dtype: fp8_e4m3}'
     policy edges 'cache: {kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16, "-2:": bf16}}}'
     step fidelity-fp8 240 python -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" -o "$out/fp8.json"

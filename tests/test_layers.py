@@ -40,7 +40,15 @@ ALLOWED = {
         "kvpolicy.compiler",
         "kvpolicy.runtime",
     },
+    "kvpolicy.shadows": {
+        "kvpolicy.language",
+        "kvpolicy.eviction",
+        "kvpolicy.compiler",
+        "kvpolicy.replay",
+        "kvpolicy.runtime",
+    },
     "kvpolicy_sglang": {
+        "kvpolicy.shadows",
         "kvpolicy.live",
         "kvpolicy.language",
         "kvpolicy.eviction",
@@ -52,6 +60,7 @@ ALLOWED = {
         "kvpolicy.fidelity",
     },
     "kvpolicy_vllm": {
+        "kvpolicy.shadows",
         "kvpolicy.live",
         "kvpolicy.language",
         "kvpolicy.eviction",

@@ -1,4 +1,4 @@
-"""`GET /kvpolicy`, `POST /kvpolicy/apply` and `POST /kvpolicy/rollback` on SGLang's own HTTP app.
+"""The routes of :mod:`kvpolicy.live.routes` on SGLang's own HTTP app.
 
 The app exists once, in the launching process, and asks through SGLang's own tokenizer manager. With several tokenizer
 workers requests are answered by processes that load no plugins: such a server has no routes of ours.
@@ -14,6 +14,7 @@ from kvpolicy.language import Policy
 from kvpolicy.live import server
 from kvpolicy.live.plan import effective_of
 from kvpolicy.live.routes import add_routes
+from kvpolicy.live.shadows import ShadowDesk
 from kvpolicy.runtime.active import ActivePolicy
 
 from . import cache_time, live_carrier, probe
@@ -39,7 +40,7 @@ def register(active: ActivePolicy, server_args: Any, hooks: HookSet) -> None:
         policy = channel.known.get(blocks[0]["digest"]) if may_read else None
         return {"engine": "sglang", "engines": blocks, "policy": policy}
 
-    add_routes(module.app, desk, keys, status, _protect)
+    add_routes(module.app, desk, ShadowDesk(channel), keys, status, _protect)
 
 
 def _protect(handler: Any) -> None:
@@ -52,7 +53,8 @@ def _protect(handler: Any) -> None:
 
 
 class _Schedulers:
-    """A :class:`kvpolicy.live.server.Channel` through SGLang's tokenizer manager."""
+    """A :class:`~kvpolicy.live.server.Channel` through SGLang's tokenizer manager, and a
+    :class:`~kvpolicy.live.shadows.ShadowChannel`."""
 
     engine = "sglang"
 
@@ -74,6 +76,11 @@ class _Schedulers:
             return [_GOES_ON]
         return [block.get("live") or _NO_SEAT for block in await self.blocks()]
 
+    async def shadow(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        if message["op"] != "shadow_look":
+            await self._manager.set_internal_state(live_carrier.pack(message))
+        return [block.get("shadows") or _NO_SHADOWS for block in await self.blocks()]
+
     async def blocks(self) -> list[dict[str, Any]]:
         states = await self._manager.get_internal_state()
         return [state["kvpolicy"] for state in states if "kvpolicy" in state]
@@ -92,6 +99,7 @@ _NO_SEAT = {
     "why": ["this scheduler cannot swap policies; see its log"],
     "more": False,
 }
+_NO_SHADOWS = {"rank": 0, "state": "none", "refused": "this scheduler can have no shadows; see its log"}
 
 
 class _Stamps:

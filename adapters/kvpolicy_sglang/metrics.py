@@ -95,12 +95,23 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
             gauge.set(figures[key] or 0)
         follow()
 
+    ghosts = make(Gauge, metrics.SHADOW_HITS, multiprocess_mode="mostrecent")
+    shown: set[tuple[str, str, str]] = set()
+
+    def update_shadows(shadows: dict[str, Any] | None) -> None:
+        found = metrics.shadow_hits(shadows)
+        for labels in shown - found.keys():  # a series cannot be taken out of the shared directory
+            ghosts.labels(*labels, *values).set(float("nan"))
+        for labels, share in found.items():
+            ghosts.labels(*labels, *values).set(share)
+        shown.update(found)
+
     def update_allocator(active: ActivePolicy) -> None:
         if active.allocator is not None:
             grow(misused, active.allocator.faults)
 
     active.on_evict, active.on_measure = update, measured
-    active.on_allocator_fault = update_allocator
+    active.on_allocator_fault, active.on_shadows = update_allocator, update_shadows
 
 
 class _Growing:

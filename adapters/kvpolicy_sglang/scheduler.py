@@ -22,6 +22,7 @@ from .hooks import HookSet
 
 if TYPE_CHECKING:
     from . import cache_hooks
+    from .cache_feed import ShadowSeat
 
 __all__ = ["register"]
 
@@ -49,6 +50,7 @@ class _Child:
         self.require_pool: Callable[[Any], None] = lambda _pool: None
         self.built: Callable[[], cache_hooks.Built] | None = None
         self.swap: LiveSwap | None = None
+        self.shadows: ShadowSeat | None = None  # on one rank of those that decide alike
 
     def register(self) -> None:
         from sglang.srt.plugins.hook_registry import HookType
@@ -103,6 +105,11 @@ class _Child:
 
             seat = CacheSeat(self.active, self.built(), scheduler)
             seat.swap = self.swap = LiveSwap(seat, "sglang", live_carrier.gather_of(scheduler))
+            ranks = probe.ranks(scheduler)
+            if not ranks["attn_tp_rank"] and not ranks["pp_rank"]:
+                from .cache_feed import ShadowSeat
+
+                self.shadows = ShadowSeat(self.active, self.built(), ranks["dp_rank"])
         except Exception:
             self.active.note_fallback("live", "the policy of this server cannot be swapped while it runs")
 
@@ -111,6 +118,10 @@ class _Child:
         message = live_carrier.unpack(recv_req)
         if message is None:
             return original(scheduler, recv_req, *args, **kwargs)
+        if str(message.get("op")).startswith("shadow_"):
+            if self.shadows is not None:
+                self.shadows.handle(message)
+            return live_carrier.answer(False)
         return live_carrier.answer(self.swap is not None and self.swap.handle(message))
 
     def _say_room(self, scheduler: Any) -> None:
@@ -148,6 +159,8 @@ class _Child:
         block["fragmentation"] = self._fragmentation(scheduler)
         if self.swap is not None:
             block["live"] = self.swap.to_json()
+        if (shadows := self._shadows()) is not None:
+            block["shadows"] = shadows
         try:
             result.internal_state["kvpolicy"] = block
         except Exception:
@@ -165,6 +178,18 @@ class _Child:
         except Exception:
             self.active.note_fallback("occupancy", "the pool's occupancy could not be counted")
             return None
+
+    def _shadows(self) -> dict[str, Any] | None:
+        """None where nobody ever asked for any."""
+        assert self.active is not None
+        shadows = None if self.shadows is None else self.shadows.to_json()
+        try:
+            if shadows is not None and self.active.on_shadows is not None:
+                self.active.on_shadows(shadows)
+        except Exception:
+            self.active.on_shadows = None
+            self.active.note_fallback("metrics", "metrics of shadow policies stopped: their update raised")
+        return shadows
 
     def _fragmentation(self, scheduler: Any) -> dict[str, Any] | None:
         """None, counted, where it could not be measured."""

@@ -1,4 +1,4 @@
-"""The HTTP side: `GET /kvpolicy`, `POST /kvpolicy/apply` and `/rollback`, and `kvpolicy_*` in `/metrics`.
+"""The HTTP side: the routes of :mod:`kvpolicy.live.routes`, and `kvpolicy_*` in `/metrics`.
 
 vLLM's endpoint plugins are off unless VLLM_PLUGINS names them, which would turn every other plugin off. So the app that
 vLLM builds gets one route more, and its `/metrics` is asked through ours. A failure of ours leaves vLLM's answer.
@@ -17,6 +17,7 @@ from typing import Any
 from kvpolicy.live import server
 from kvpolicy.live.plan import effective_of
 from kvpolicy.live.routes import PATH, add_routes
+from kvpolicy.live.shadows import ShadowDesk
 
 from . import hooks, probe
 from .engine_core import LIVE_METHOD, STATUS_METHOD
@@ -59,7 +60,8 @@ def _extend(app: Any, keys: list[str]) -> None:
         policy = engines[0]["policy"] if engines and may_read else None
         return {"engine": "vllm", "engines": [engine["block"] for engine in engines], "policy": policy}
 
-    add_routes(app, server.Desk(_Engines(app)), keys, status)
+    channel = _Engines(app)
+    add_routes(app, server.Desk(channel), ShadowDesk(channel), keys, status)
     if any(getattr(route, "path", None) == "/metrics" for route in app.routes):
         app.router.routes.insert(0, Route("/metrics", _Metrics(app)))
 
@@ -71,7 +73,8 @@ async def ask_engines(app: Any) -> list[dict[str, Any]]:
 
 
 class _Engines:
-    """A :class:`kvpolicy.live.server.Channel` through vLLM's utility calls."""
+    """A :class:`~kvpolicy.live.server.Channel` through vLLM's utility calls, and a
+    :class:`~kvpolicy.live.shadows.ShadowChannel`."""
 
     engine = "vllm"
 
@@ -81,6 +84,9 @@ class _Engines:
     async def send(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         client = self._app.state.engine_client.engine_core
         return await probe.call_every_engine(client, LIVE_METHOD, json.dumps(message))
+
+    async def shadow(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return await self.send(message)
 
     async def running(self) -> dict[str, Any]:
         engines = await ask_engines(self._app)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvpolicy.eviction.base import PolicyClock, RequestInfo
 
-__all__ = ["PRIORITY_KEY", "RequestState", "state_of"]
+__all__ = ["PRIORITY_KEY", "RequestState", "info_of", "state_of"]
 
 #: In `vllm_xargs` of a request (`SamplingParams.extra_args`): its priority for the policy alone.
 PRIORITY_KEY = "kvpolicy_priority"
@@ -33,13 +33,14 @@ def state_of(request: Any, clock: PolicyClock) -> RequestState:
     """The request's state. Made at the first call, which counts the request's arrival."""
     state: RequestState | None = getattr(request, _ATTRIBUTE, None)
     if state is None:
-        state = RequestState(_info(request), int(request.num_prompt_tokens))
+        state = RequestState(info_of(request), int(request.num_prompt_tokens))
         setattr(request, _ATTRIBUTE, state)
         clock.arrive(int(request.arrival_time * 1000))
     return state
 
 
-def _info(request: Any) -> RequestInfo:
+def info_of(request: Any) -> RequestInfo:
+    """What a policy may know of it."""
     salt, lora = getattr(request, "cache_salt", None), getattr(request, "lora_request", None)
     session_id = getattr(request, "session_id", None)
     return _shared(

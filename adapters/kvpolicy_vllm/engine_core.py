@@ -140,21 +140,31 @@ def _build_scheduler(original: Callable[..., Any], scheduler: Any, *args: Any, *
 def _seat(active: ActivePolicy, scheduler: Any) -> None:
     """Be ready for live swaps. A failure is logged and counted: the policy that was started with runs."""
     try:
+        from .cache_feed import ShadowSeat
         from .cache_live import PoolSeat
 
         seat = PoolSeat(active, scheduler.kv_cache_manager.block_pool, scheduler.vllm_config, scheduler.kv_cache_config)
         seat.swap = scheduler.kvpolicy_swap = LiveSwap(seat, "vllm")
+        scheduler.kvpolicy_shadows = ShadowSeat(active, scheduler)
     except Exception:
         active.note_fallback("live", "the policy of this engine cannot be swapped while it runs")
 
 
 def _live(core: Any, message: str) -> dict[str, Any]:
-    """`EngineCore.kvpolicy_live(message)`: one message of a live swap, as JSON; the answer to it."""
+    """`EngineCore.kvpolicy_live(message)`: one message of a live swap or to shadows, as JSON; the answer to it."""
+    asked = json.loads(message)
+    if asked["op"].startswith("shadow_"):
+        shadows = getattr(core.scheduler, "kvpolicy_shadows", None)
+        if shadows is None:
+            return {"rank": 0, "state": "none", "refused": "this engine can have no shadows: see its log"}
+        if asked["op"] != "shadow_look":
+            shadows.handle(asked, _rank(core))
+        return dict(shadows.to_json() or {"rank": _rank(core), "state": "none", "refused": ""})
     swap: LiveSwap | None = getattr(core.scheduler, "kvpolicy_swap", None)
     if swap is None:
         why = "this engine cannot swap policies: it has none, or see its log"
         return {"state": "refused", "digest": "", "why": [why], "more": False}
-    swap.handle(json.loads(message))
+    swap.handle(asked)
     return swap.answer.to_json()
 
 
@@ -184,11 +194,9 @@ def _status(core: Any) -> dict[str, Any] | None:
     active: ActivePolicy | None = getattr(core, "kvpolicy_active", None)
     if active is None:
         return None
-    # Replicas of a dense model are engines of their own, each with rank 0 in its configuration.
-    rank = getattr(core, "engine_index", core.vllm_config.parallel_config.data_parallel_rank)
     counts = active.on_evict.counts if isinstance(active.on_evict, EvictSeconds) else []
     return {
-        "dp_rank": int(rank),
+        "dp_rank": _rank(core),
         "evict_seconds_counts": list(counts),
         "policy": active.flat,
         "block": {
@@ -196,8 +204,20 @@ def _status(core: Any) -> dict[str, Any] | None:
             "workers": active.workers,
             "occupancy": _occupancy(core, active),
             **({"live": swap.to_json()} if (swap := getattr(core.scheduler, "kvpolicy_swap", None)) else {}),
+            **({"shadows": shadows} if (shadows := _shadows(core)) is not None else {}),
         },
     }
+
+
+def _shadows(core: Any) -> dict[str, Any] | None:
+    seat = getattr(core.scheduler, "kvpolicy_shadows", None)
+    return None if seat is None else seat.to_json()
+
+
+def _rank(core: Any) -> int:
+    """The data-parallel one. Replicas of a dense model are engines of their own, each with rank 0 in its
+    configuration."""
+    return int(getattr(core, "engine_index", core.vllm_config.parallel_config.data_parallel_rank))
 
 
 def _occupancy(core: Any, active: ActivePolicy) -> dict[str, int | None] | None:

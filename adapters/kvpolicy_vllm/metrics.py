@@ -35,6 +35,7 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
     histograms = {name: _family(HistogramMetricFamily, metric) for name, metric in metrics.HISTOGRAMS.items()}
     protected = _family(GaugeMetricFamily, metrics.PROTECTED)
     traffic = {name: _family(CounterMetricFamily, metric) for name, metric in metrics.TRAFFIC.items()}
+    shadows = _family(GaugeMetricFamily, metrics.SHADOW_HITS)
     bounds = [*(str(float(bound)) for bound in metrics.SECONDS_BUCKETS), "+Inf"]
     for engine in engines:
         block = engine["block"]
@@ -53,6 +54,8 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
                     family.add_metric([label, *place], count)
             for name, family in histograms.items():
                 _add_histogram(family, place, remembered[name])
+        for labels, found in metrics.shadow_hits(block.get("shadows")).items():
+            shadows.add_metric([*labels, *place], found)
         totals = list(accumulate(engine["evict_seconds_counts"]))
         seconds.add_metric(place, list(zip(bounds, totals, strict=True)), sum_value=block["evict_seconds"])
         if block["victim_digest"] is not None:
@@ -64,6 +67,7 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
         *traffic.values(),
         *why.values(),
         *histograms.values(),
+        shadows,
         seconds,
         digest,
     )

@@ -18,8 +18,7 @@ from typing import Any
 
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from kvpolicy.cli.render import wants_colour
-from kvpolicy.cli.server_arguments import add_server_arguments, api_key, asking
-from kvpolicy.language.units import UnitError, parse_duration_ms
+from kvpolicy.cli.server_arguments import add_server_arguments, api_key, asking, duration
 
 __all__ = ["add_arguments", "report", "run"]
 
@@ -43,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIGURE,...",
         help="roll back if one gets worse: " + ", ".join(NAMES),
     )
-    guard.add_argument("--for", dest="watch", type=_duration, default=60.0, metavar="60s", help="watch so long (60s)")
+    guard.add_argument("--for", dest="watch", type=duration, default=60.0, metavar="60s", help="watch so long (60s)")
     guard.add_argument(
-        "--baseline", type=_duration, default=None, metavar="30s", help="compare with so long before (as --for)"
+        "--baseline", type=duration, default=None, metavar="30s", help="compare with so long before (as --for)"
     )
 
 
@@ -113,13 +112,6 @@ def _figures(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in NAMES]:
         raise argparse.ArgumentTypeError(f"unknown figure '{unknown[0]}' (known: {', '.join(NAMES)})")
     return names
-
-
-def _duration(text: str) -> float:
-    try:
-        return parse_duration_ms(text) / 1000
-    except UnitError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def report(command: str, change: Callable[[], dict[str, Any]], format: str = "text") -> int:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 
 from kvpolicy.cli.main import EXIT_USAGE
+from kvpolicy.language.units import UnitError, parse_duration_ms
 from kvpolicy.live.client import TIMEOUT_S, LiveError
 
-__all__ = ["KEY_ENV", "add_server_arguments", "api_key", "asking", "seconds"]
+__all__ = ["KEY_ENV", "add_server_arguments", "api_key", "asking", "duration", "seconds"]
 
 KEY_ENV = "KVPOLICY_API_KEY"
 
@@ -44,3 +45,11 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
     return value
+
+
+def duration(text: str) -> float:
+    """An argument like `60s`, in seconds."""
+    try:
+        return parse_duration_ms(text) / 1000
+    except UnitError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,4 +1,6 @@
-"""`GET PATH`, `POST PATH/apply` and `POST PATH/rollback` on an engine's own FastAPI app, which brings FastAPI."""
+"""`GET PATH`, and `POST PATH/apply`, `/rollback`, `/shadows` and `/record` on an engine's own FastAPI app, which brings
+FastAPI.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from . import server
+from .shadows import ShadowDesk
 
 __all__ = ["PATH", "add_routes"]
 
@@ -16,13 +19,14 @@ PATH = "/kvpolicy"
 def add_routes(
     app: Any,
     desk: server.Desk,
+    shadows: ShadowDesk,
     keys: Sequence[str],
     status: Callable[[bool], Awaitable[dict[str, Any]]],
     protect: Callable[[Any], None] = lambda _handler: None,
 ) -> None:
     """`status(whether the caller may see the policy itself)` answers the GET; a fault there is answered with 503.
 
-    `protect` gets the two handlers that change something, for an engine with a check of its own.
+    `protect` gets the handlers that change something, for an engine with a check of its own.
     """
     from fastapi import Request
     from fastapi.responses import JSONResponse
@@ -40,18 +44,18 @@ def add_routes(
         except Exception as error:
             return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 503)
 
-    async def kvpolicy_apply(request: Request) -> JSONResponse:
-        code, answer = await server.answer_request(request, desk.apply, forbidden(request))
-        return JSONResponse(answer, code)
+    def changing(act: Callable[[bytes], Awaitable[server.Result]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+        async def kvpolicy_change(request: Request) -> JSONResponse:
+            code, answer = await server.answer_request(request, act, forbidden(request))
+            return JSONResponse(answer, code)
 
-    async def kvpolicy_rollback(request: Request) -> JSONResponse:
-        code, answer = await server.answer_request(request, desk.rollback, forbidden(request))
-        return JSONResponse(answer, code)
+        return kvpolicy_change
 
-    for handler in (kvpolicy_status, kvpolicy_apply, kvpolicy_rollback):
+    routes = {"apply": desk.apply, "rollback": desk.rollback, "shadows": shadows.shadows, "record": shadows.record}
+    posts = {f"{PATH}/{name}": changing(act) for name, act in routes.items()}
+    for handler in (kvpolicy_status, *posts.values()):
         handler.__annotations__["request"] = Request  # FastAPI looks the name up in this module, which has it not
-    for handler in (kvpolicy_apply, kvpolicy_rollback):
-        protect(handler)
     app.add_api_route(PATH, kvpolicy_status, methods=["GET"], include_in_schema=False)
-    app.add_api_route(f"{PATH}/apply", kvpolicy_apply, methods=["POST"], include_in_schema=False)
-    app.add_api_route(f"{PATH}/rollback", kvpolicy_rollback, methods=["POST"], include_in_schema=False)
+    for path, handler in posts.items():
+        protect(handler)
+        app.add_api_route(path, handler, methods=["POST"], include_in_schema=False)

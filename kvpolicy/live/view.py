@@ -8,6 +8,7 @@ from typing import Any
 
 from . import engine_metrics
 from .client import Sample
+from .shadow_view import shadow_lines
 from .words import number, share
 
 __all__ = ["WIDTH", "Snapshot", "frame"]
@@ -50,6 +51,9 @@ def _frame(now: Snapshot, before: Snapshot | None) -> Iterator[str]:
         if tenants := block.get("tenants"):
             yield ""
             yield from _tenants(tenants, block)
+        if (shadows := block.get("shadows")) is not None and (lines := list(shadow_lines(shadows))):
+            yield ""
+            yield from lines
 
 
 def _engine(block: Block, earlier: Block | None, seconds: float) -> Iterator[str]:

@@ -15,13 +15,13 @@ class Pager:
 
     At the trace's own block size the blocks are the pages, a partly filled last one included: the trace hashed it, so
     an equal one can be reused, and it takes a whole page of room. At any other size only full pages are kept, as
-    engines do.
+    engines do. ``is_exact``: the blocks are full ones of real tokens already.
 
     Raises:
         TraceUsageError: neither size is a multiple of the other.
     """
 
-    def __init__(self, block_tokens: int, page_tokens: int) -> None:
+    def __init__(self, block_tokens: int, page_tokens: int, *, is_exact: bool = False) -> None:
         larger, smaller = max(block_tokens, page_tokens), min(block_tokens, page_tokens)
         if smaller < 1 or larger % smaller:
             raise TraceUsageError(
@@ -29,6 +29,7 @@ class Pager:
                 "one must be a multiple of the other"
             )
         self.block_tokens, self.page_tokens = block_tokens, page_tokens
+        self._is_exact = is_exact or block_tokens == 1
         self._merge = page_tokens // block_tokens  # blocks a page, 0 where a block holds several pages
         self._split = block_tokens // page_tokens
 
@@ -47,7 +48,7 @@ class Pager:
 
     def reusable(self, pages: int, input_tokens: int) -> int:
         """How many pages of a prompt may come from the cache: of real tokens, engines always compute the last one."""
-        return min(pages, (input_tokens - 1) // self.page_tokens) if self.block_tokens == 1 else pages
+        return min(pages, (input_tokens - 1) // self.page_tokens) if self._is_exact else pages
 
 
 def number_of(text: str) -> int:

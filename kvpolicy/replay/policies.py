@@ -14,12 +14,12 @@ from kvpolicy.replay.simulator import Eviction
 __all__ = ["from_result", "load"]
 
 
-def load(argument: str) -> LoadResult:
+def load(argument: str, engine: str | None = None) -> LoadResult:
     """A file, the name of a shipped policy, or the bare name of a built-in algorithm (``lru``, ``gdsf``).
 
     A file or shipped policy of that name wins. Problems are in the result's diagnostics.
     """
-    result = load_policy(argument)
+    result = load_policy(argument, engine)
     if not result.unopenable or not argument.replace("_", "").replace("-", "").isalnum():
         return result
     document = {
@@ -28,7 +28,7 @@ def load(argument: str) -> LoadResult:
         "metadata": {"name": argument.replace("_", "-")},
         "eviction": {"policy": argument},
     }
-    bare = load_text(json.dumps(document).encode(), f"algorithm:{argument}")
+    bare = load_text(json.dumps(document).encode(), f"algorithm:{argument}", engine)
     if bare.policy is not None:
         return bare
     help = did_you_mean(argument, EVICTION_POLICIES) or f"algorithms: {', '.join(EVICTION_POLICIES)}"

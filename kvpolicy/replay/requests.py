@@ -46,4 +46,6 @@ class TraceInfo:
     has_sessions: bool = False  # rows are sessions on clocks of their own
     has_times: bool = True
     has_outputs: bool = False
+    is_exact: bool = False  # blocks are hashes, but of real tokens: full ones only, and with their outputs
+    ahead_pages: int = 1  # of such a trace: what a running request claims beyond the tokens it computes
     notes: list[str] = field(default_factory=list)

@@ -110,7 +110,7 @@ def replay(
         TraceError: a bad row; TraceUsageError: the page size does not fit the trace's blocks.
     """
     page_tokens = settings.page_tokens or trace.info.block_tokens
-    pager = Pager(trace.info.block_tokens, page_tokens)
+    pager = Pager(trace.info.block_tokens, page_tokens, is_exact=trace.info.is_exact)
     simulators = [
         (
             Simulator(
@@ -119,7 +119,9 @@ def replay(
                 page_tokens,
                 settings.granularity,
                 hold_running=settings.hold_running,
-                exact_tokens=trace.info.block_tokens == 1,
+                exact_tokens=trace.info.block_tokens == 1 or trace.info.is_exact,
+                has_prefix_hashes=trace.info.block_tokens > 1 or trace.info.is_exact,
+                ahead_pages=trace.info.ahead_pages,
             ),
             eviction,
             capacity,

@@ -38,7 +38,9 @@ class Eviction:
 
 class Simulator:
     """Replays requests one after the other. ``capacity_tokens`` ``None`` is the infinite cache; ``exact_tokens`` says
-    that the trace holds real tokens, so that the room a request takes while it runs is the engine's."""
+    that the trace knows real tokens, so that the room a request takes while it runs is the engine's. Where they come as
+    hashes all the same, ``has_prefix_hashes``: a page names all that comes before it. ``ahead_pages``: what a running
+    request claims beyond the tokens it computes; vLLM nothing."""
 
     def __init__(
         self,
@@ -49,6 +51,8 @@ class Simulator:
         *,
         hold_running: bool = False,
         exact_tokens: bool = False,
+        has_prefix_hashes: bool | None = None,
+        ahead_pages: int = 1,
     ) -> None:
         self.eviction = eviction
         self.page_tokens = page_tokens
@@ -62,7 +66,8 @@ class Simulator:
             self.watermark = Watermark.of_pool(*eviction.watermark, self.capacity_pages)
         self._hold_running = hold_running
         self._exact_tokens = exact_tokens
-        self._has_hashes = not exact_tokens  # a page names all that comes before it
+        self._has_hashes = not exact_tokens if has_prefix_hashes is None else has_prefix_hashes
+        self._ahead_pages = ahead_pages
         self._running: list[tuple[int, int, Node]] = []  # (end in ms, order, end of the locked path)
 
     def request(self, request: Request, pages: Sequence[Hashable], reusable: int, full: Sequence[Hashable]) -> int:
@@ -131,7 +136,7 @@ class Simulator:
         page = self.page_tokens
         new = request.input_tokens - matched * page
         if page > 1:
-            return self._make_room(-(-new // page) + 1)
+            return self._make_room(-(-new // page) + self._ahead_pages)
         room = self._make_room(new)
         return self._make_room(new + 1) if request.output_tokens else room
 
@@ -140,8 +145,8 @@ class Simulator:
         the step prepared ahead too."""
         page, tokens = self.page_tokens, request.input_tokens
         cached = tokens // page
-        need = private - (-tokens // page) - cached + 1
-        last = private - (-(tokens + request.output_tokens - 1) // page) - cached + 1
+        need = private - (-tokens // page) - cached + self._ahead_pages
+        last = private - (-(tokens + request.output_tokens - 1) // page) - cached + self._ahead_pages
         if self.watermark is None:
             return self._make_room(last)
         room = self._make_room(need)

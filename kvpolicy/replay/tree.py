@@ -150,6 +150,11 @@ class PrefixTree:
         self.nodes -= 1
         return parent
 
+    def forget_empty_roots(self) -> None:
+        """Forget namespaces that hold nothing and that nobody uses: there may be one a request."""
+        for namespace in [each for each, root in self._roots.items() if not root.children and not root.lock]:
+            del self._roots[namespace]
+
     def walk(self) -> Iterator[Node]:
         """Every resident node, for checks."""
         stack = list(self._roots.values())

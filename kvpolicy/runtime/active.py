@@ -107,6 +107,8 @@ class ActivePolicy:
     on_swap: Callable[[ActivePolicy], None] | None = None
     #: Called with the figures of fragmentation whenever a status was asked for; set by the metrics side.
     on_measure: Callable[[dict[str, Any]], None] | None = None
+    #: Called with the `shadows` of each status that was asked for, None where there never were any; as above.
+    on_shadows: Callable[[dict[str, Any] | None], None] | None = None
     #: Called as `(active)` when the allocator's guard found something.
     on_allocator_fault: Callable[[ActivePolicy], None] | None = None
 

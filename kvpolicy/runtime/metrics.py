@@ -5,7 +5,8 @@ How they reach the engine's `/metrics` is the adapter's affair. Every metric als
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 __all__ = [
     "ALLOCATOR_FAULTS",
@@ -21,10 +22,12 @@ __all__ = [
     "REUSED",
     "REUSED_TOKENS",
     "SECONDS_BUCKETS",
+    "SHADOW_HITS",
     "TRAFFIC",
     "VICTIM_DIGEST",
     "Metric",
     "digest_value",
+    "shadow_hits",
 ]
 
 
@@ -71,6 +74,11 @@ TRAFFIC = {
     "salted_requests": Metric("kvpolicy_salted_requests", "Requests with a cache_salt."),
     "new_salts": Metric("kvpolicy_new_salts", "Of those, with a salt not seen before."),
 }
+SHADOW_HITS = Metric(
+    "kvpolicy_shadow_hit_ratio",
+    "Share of prompt tokens that the ghost of a policy found, as of the last status; active: 1 for the one that runs.",
+    ("policy", "digest", "active"),
+)
 EVICT_SECONDS = Metric("kvpolicy_evict_seconds", "Duration of one eviction call.")
 VICTIM_DIGEST = Metric(
     "kvpolicy_victim_digest",
@@ -92,3 +100,11 @@ SECONDS_BUCKETS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0
 def digest_value(victim_digest: int) -> int:
     """The part of a victim digest that a gauge, which is a float, holds exactly."""
     return victim_digest & (1 << 48) - 1
+
+
+def shadow_hits(shadows: Mapping[str, Any] | None) -> dict[tuple[str, str, str], float]:
+    """By the labels of SHADOW_HITS, out of a status's `shadows`."""
+    if not shadows or shadows.get("active") is None:
+        return {}
+    rows = [(shadows["active"], "1"), *((row, "0") for row in shadows["shadows"])]
+    return {(row["name"], row["digest"][:12], active): row["saved_linear"] for row, active in rows}

@@ -133,3 +133,48 @@ def test_bad_usage(stub: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["plan", "rag", "--url", "http://127.0.0.1:1"]) == 2
     assert stub.posted == []
     capsys.readouterr()
+
+
+SHADOWS = {"engines": [{"policies": 2}]}
+
+
+def test_shadows_are_sent_flattened(stub: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    stub.answer = (200, SHADOWS)
+    (child := tmp_path / "child.yaml").write_text(
+        "apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {name: child}\nextends: builtin:chat\n"
+    )
+    assert run(stub, "shadow", "add", str(child), "gdsf", "--api-key", "secret") == 0
+    path, body, authorization = stub.posted[-1]
+    assert (path, authorization) == ("/kvpolicy/shadows", "Bearer secret")
+    first, second = body["add"]
+    assert first["eviction"] == load_policy("chat", "vllm").flat["eviction"]
+    assert "extends" not in first
+    assert second["eviction"]["policy"] == "gdsf"
+    assert "2 shadows run on 1 engine(s)" in capsys.readouterr().out
+    assert run(stub, "shadow", "clear") == 0
+    assert stub.posted[-1][1] == {"clear": True}
+
+
+def test_a_refused_shadow_says_why(stub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.answer = (422, {"error": "x", "why": ["8 shadows run, and at most 8 may: clear them first"]})
+    assert run(stub, "shadow", "add", "rag") == 1
+    assert "at most 8 may" in capsys.readouterr().err
+    assert run(stub, "shadow", "add", "no_such_policy") == 2
+
+
+def test_a_recording_is_written(stub: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    engine = {"rank": 0, "dropped_requests": 3, "trace": "{}\n{}\n"}
+    stub.answer = (200, {"engines": [engine]})
+    file = tmp_path / "traffic.jsonl"
+    assert run(stub, "record", "-o", str(file), "--for", "2s") == 0
+    assert stub.posted[-1][:2] == ("/kvpolicy/record", {"for_s": 2.0})
+    assert file.read_text() == "{}\n{}\n"
+    assert f"2 requests recorded in 2 s, 3 dropped: {file}" in capsys.readouterr().err
+    # Each data-parallel group has a cache of its own, so each has a trace.
+    stub.answer = (200, {"engines": [engine, {**engine, "rank": 1}]})
+    assert run(stub, "record", "-o", str(file), "--for", "2s") == 0
+    assert (tmp_path / "traffic.dp1.jsonl").read_text() == "{}\n{}\n"
+    stub.answer = (409, {"error": "another recording is under way"})
+    assert run(stub, "record", "-o", str(file)) == 1
+    assert "another recording" in capsys.readouterr().err
+    assert run(stub, "record", "-o", str(tmp_path / "none" / "x")) == 2

@@ -19,7 +19,7 @@ from kvpolicy.runtime.metrics import LABELS, Metric
 FOLDER = Path(__file__).parents[2] / "examples/monitoring"
 
 #: Metrics of ours by the names of their samples, with their labels. A counter is the one whose help counts.
-GAUGES = {metrics.INFO, metrics.VICTIM_DIGEST, metrics.PROTECTED, *metrics.FRAGMENTATION.values()}
+GAUGES = {metrics.INFO, metrics.VICTIM_DIGEST, metrics.PROTECTED, metrics.SHADOW_HITS, *metrics.FRAGMENTATION.values()}
 HISTOGRAMS = {metrics.EVICT_SECONDS, *metrics.HISTOGRAMS.values()}
 ALL = {value for value in vars(metrics).values() if isinstance(value, Metric)} | {
     *metrics.FRAGMENTATION.values(),

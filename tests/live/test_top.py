@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from array import array
 from typing import Any
 
 import pytest
@@ -66,6 +67,40 @@ def test_the_engines_own_order_has_the_engines_own_hit_rate() -> None:
     )
     assert any("hits       25% of 200 prompt tokens" in line for line in lines(block, samples=(asked, found)))
     assert any("hits       0% of 200 prompt tokens" in line for line in lines(block, samples=(asked,)))
+
+
+def shadows() -> dict[str, Any]:
+    """What a server with two shadows says of them, after real ghosts."""
+    from kvpolicy.replay.policies import load
+    from kvpolicy.shadows.ghosts import Ghosts, Pool
+    from kvpolicy.shadows.records import Record
+
+    ghosts = Ghosts(Pool("sglang", "tokens", 16, 512), b"key")
+    ghosts.start(load("lru").flat, [load("mru").flat, load("long_context").flat])
+    for number in range(200):
+        content = array("q", range(number % 7, number % 7 + 100)).tobytes()
+        record = Record(number, number, 100, 0, 64, None, None, None, None, content)
+        ghosts.serve(record, ghosts.pages.of(record))
+    return {"state": "running", "policies": 2, "since_s": 90.0, "dropped_requests": 3, "fault": None, **ghosts.report()}
+
+
+def test_shadows_beside_what_runs() -> None:
+    block = healthy_block()
+    block["shadows"] = found = shadows()
+    text = "\n".join(lines(block))
+    assert "shadows    200 requests in 90 s, 20,000 prompt tokens, 64% hit here; 3 dropped" in text
+    ours, other = found["active"], found["shadows"][0]
+    assert ours["hit_tokens"] != other["hit_tokens"]
+    assert re.search(rf"^\* lru +{ours['hit_tokens']:,} +\d+% +100% +\d+%$", text, re.M)
+    assert re.search(
+        rf"^mru +{other['hit_tokens']:,} .* {ours['hit_tokens'] - other['hit_tokens']:,} +\d+%$", text, re.M
+    )
+    assert "of the last 128 requests" in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+    block["shadows"] = {**found, "state": "dead", "ended": "the ghost process is gone (exit code -9)"}
+    assert "none any more: the ghost process is gone (exit code -9); 3 dropped" in "\n".join(lines(block))
+    block["shadows"] = {**found, "state": "none", "policies": 0}
+    assert "shadows" not in "\n".join(lines(block))
 
 
 def test_everything_fits_80_columns() -> None:

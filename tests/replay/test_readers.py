@@ -32,6 +32,12 @@ AGENTIC = {
     ],
 }  # fmt: skip
 
+RECORDED = {
+    "kvpolicy_record": "sglang", "timestamp": 12, "duration": 80, "input_length": 40, "output_length": 30,
+    "cached_tokens": 16, "block_size": 16, "hash_ids": [0, 1], "output_hash_ids": [2, 3], "cache_salt": "#0",
+    "session_id": "#1", "priority": 2,
+}  # fmt: skip
+
 
 def log_row(event: str, rid: str, at: str, **more: object) -> str:
     obj = {"input_ids": [1, 2, 3], "priority": 4, "cache_salt": "gold", "extra_key": None, "lora_path": None}
@@ -73,6 +79,17 @@ def test_a_block_size_in_the_row_counts_and_one_given_by_hand_counts_more(trace_
     path = trace_file({**MOONCAKE, "block_size": 1024})
     assert Trace(path).info.block_tokens == 1024
     assert Trace(path, options={"block_tokens": 2048}).info.block_tokens == 2048
+
+
+def test_a_recording_has_outputs_and_whole_pages(trace_file) -> None:
+    trace = Trace(trace_file(RECORDED))
+    assert (trace.info.format, trace.info.block_tokens, trace.info.is_exact) == ("recorded", 16, True)
+    assert trace.info.ahead_pages == 1
+    (request,) = trace.requests()
+    assert (request.arrival_ms, request.duration_ms, request.input_tokens, request.output_tokens) == (12, 80, 40, 30)
+    assert (request.blocks, request.full_blocks) == ([0, 1], [0, 1, 2, 3])
+    assert (request.info.cache_salt, request.info.session_id, request.info.priority) == ("#0", "#1", 2)
+    assert Trace(trace_file({**RECORDED, "kvpolicy_record": "vllm"})).info.ahead_pages == 0
 
 
 def test_bailian_times_are_seconds(trace_file) -> None:
@@ -157,6 +174,9 @@ def test_texts_need_a_tokenizer(trace_file) -> None:
 
 
 BAD = [
+    ("recorded", RECORDED, {**RECORDED, "output_length": None}, "'output_length' is null"),
+    ("recorded", RECORDED, {**RECORDED, "block_size": 32}, "'block_size' is 32, the rows before have 16"),
+    ("recorded", RECORDED, {**RECORDED, "output_hash_ids": list(range(9))}, "9 output_hash_ids for 46 tokens"),
     ("mooncake", MOONCAKE, {**MOONCAKE, "input_length": -1}, "'input_length' is -1"),
     ("mooncake", MOONCAKE, {**MOONCAKE, "hash_ids": "x"}, "'hash_ids' is 'x', expected a list"),
     ("mooncake", MOONCAKE, {**MOONCAKE, "hash_ids": [1, 2.5]}, "'hash_ids' holds a float"),

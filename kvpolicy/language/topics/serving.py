@@ -71,8 +71,10 @@ SERVING = topics(
         "can change (page size, dtype, backend) refuses the whole: nothing is half applied. The server must have "
         "an admin or API key that the caller shows, or be started with KVPOLICY_APPLY=loopback. docs/live.md has "
         "it all, and docs/language.md says for each field when a change takes effect.\n\n"
-        "Before: `kvpolicy check` and `kvpolicy test` the new file, `kvpolicy replay` it on today's log. With "
-        "--guard, apply watches the hit rate, eviction time or time to first token and rolls back by itself. "
+        "Before: `kvpolicy check` and `kvpolicy test` the new file, `kvpolicy replay` it on today's log (`kvpolicy "
+        "record` makes one, without text), or `kvpolicy shadow add` it and see what it would find in the live "
+        "traffic. With --guard, apply watches the hit rate, eviction time or time to first token and rolls back by "
+        "itself. "
         "`kvpolicy apply --off` is the switch that leaves everything to the engine. The status carries the name "
         "and the digest of what runs; the same digest on every server of a fleet means the same policy.",
     ),

@@ -11,6 +11,7 @@ from kvpolicy.replay.formats.base import Format, Options
 from kvpolicy.replay.formats.dynamo import Dynamo
 from kvpolicy.replay.formats.kv_events import KvEvents
 from kvpolicy.replay.formats.mooncake import Mooncake
+from kvpolicy.replay.formats.recorded import Recorded
 from kvpolicy.replay.formats.sglang_log import SGLangLog
 from kvpolicy.replay.formats.tokens import Tokens
 
@@ -18,7 +19,7 @@ __all__ = ["FORMATS", "Format", "Options", "detect", "format_named"]
 
 #: In the order in which a first row is tried: the more particular ones first.
 FORMATS: dict[str, type[Format]] = {
-    f.name: f for f in (Agentic, SGLangLog, KvEvents, Dynamo, Bailian, Mooncake, Tokens)
+    f.name: f for f in (Recorded, Agentic, SGLangLog, KvEvents, Dynamo, Bailian, Mooncake, Tokens)
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -44,6 +45,19 @@ def test_faults_are_told_counted_and_exported(caplog: pytest.LogCaptureFixture) 
     sample = prometheus.REGISTRY.get_sample_value
     for kind, count in block["faults"].items():
         assert sample("kvpolicy_allocator_faults_total", {"kind": kind, **RANKS}) == count
+
+    # The same metrics show shadow policies, and no longer those that were cleared.
+    def hits(name: str, is_active: str) -> float | None:
+        labels = {"policy": name, "digest": "ab" * 6, "active": is_active, **RANKS}
+        found: float | None = sample("kvpolicy_shadow_hit_ratio", labels)
+        return found
+
+    assert active.on_shadows is not None
+    rows = [{"name": name, "digest": "ab" * 32, "saved_linear": hit} for name, hit in (("a", 0.5), ("b", 0.25))]
+    active.on_shadows({"active": rows[0], "shadows": rows[1:]})
+    assert (hits("a", "1"), hits("b", "0")) == (0.5, 0.25)
+    active.on_shadows({"active": None, "shadows": []})
+    assert math.isnan(hits("b", "0") or 0.0)
 
 
 def test_metrics_that_fail_do_not_reach_the_scheduler() -> None:

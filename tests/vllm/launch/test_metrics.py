@@ -70,6 +70,19 @@ def test_a_scrape_of_chosen_names(registry: JoinedRegistry) -> None:
     assert scrape(registry.restricted_registry(["theirs"])) == {"theirs": 3}
 
 
+def test_shadow_policies_are_shown_while_there_are_any() -> None:
+    shown = engine(2, 0)
+    rows = [{"name": name, "digest": "ab" * 32, "saved_linear": hit} for name, hit in (("a", 0.5), ("b", 0.25))]
+    shown["block"]["shadows"] = {"active": rows[0], "shadows": rows[1:]}
+    found = {
+        (sample.labels["policy"], sample.labels["active"], sample.labels["dp_rank"]): sample.value
+        for family in families([shown, engine(0, 0)])
+        for sample in family.samples
+        if sample.name == "kvpolicy_shadow_hit_ratio"
+    }
+    assert found == {("a", "1", "2"): 0.5, ("b", "0", "2"): 0.25}
+
+
 def test_an_engine_in_its_own_order_has_no_victims_to_tell() -> None:
     stock = engine(0, 0)
     stock["block"].update(evictions={}, evicted_tokens={}, fallbacks={}, victim_digest=None, core="engine")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.live.asking import apply, flat, load, post, rollback, tokens
+from tests.live.shadowing import check_recording, check_shadows
 from tools.environment import EngineEnv
 from tools.server import VllmServer, run_server
 
@@ -47,9 +48,18 @@ def test_a_swap_keeps_what_is_cached(vllm_env: Callable[..., EngineEnv], tiny_mo
     for name, text in POLICIES.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     policies = {name: flat(tmp_path / f"{name}.yaml", "vllm") for name in POLICIES}
-    engine = vllm_env(extra={"KVPOLICY_APPLY": "loopback"})
+    # Its development routes have one that empties the prefix cache.
+    engine = vllm_env(extra={"KVPOLICY_APPLY": "loopback", "VLLM_SERVER_DEV_MODE": "1"})
     with run_server(engine, tiny_model, *POOL, policy=tmp_path / "plain.yaml", log_path=tmp_path / "log") as running:
         assert isinstance(running, VllmServer)
+
+        def flush() -> None:
+            running._request("/reset_prefix_cache", {})
+
+        check_shadows(running, flush)
+        check_recording(running, flush, tmp_path, "--granularity", "page")
+        flush()
+
         started = running.status()["digest"]
         resident = [tokens(seed) for seed in (1, 2, 3)]
         outputs = [running.generate(prompt, 4)["output_ids"] for prompt in resident]

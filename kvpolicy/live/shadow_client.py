@@ -1,0 +1,50 @@
+"""The client's half of shadow policies and recordings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .apply import Refused
+from .client import Forbidden, HttpFailure, NotAKvpolicyServer, request_json
+
+__all__ = ["add_shadows", "clear_shadows", "record"]
+
+#: Of a server that is busy with long steps.
+TIMEOUT_S = 120.0
+
+
+def add_shadows(url: str, flats: list[dict[str, Any]], *, api_key: str | None = None) -> list[dict[str, Any]]:
+    """Run these flattened policies as ghosts; the `shadows` of each engine's status.
+
+    Raises Refused, with the server's reasons, and LiveError.
+    """
+    return _engines(url, "shadows", {"add": flats}, api_key)
+
+
+def clear_shadows(url: str, *, api_key: str | None = None) -> list[dict[str, Any]]:
+    """Stop all of them. Raises as :func:`add_shadows`."""
+    return _engines(url, "shadows", {"clear": True}, api_key)
+
+
+def record(url: str, for_s: float, *, api_key: str | None = None) -> list[dict[str, Any]]:
+    """Wait so long; `rank`, `trace` (text) and `dropped_requests` of each engine. Raises as :func:`add_shadows`."""
+    return _engines(url, "record", {"for_s": for_s}, api_key, TIMEOUT_S + for_s)
+
+
+def _engines(
+    url: str, path: str, body: dict[str, Any], api_key: str | None, timeout_s: float = TIMEOUT_S
+) -> list[dict[str, Any]]:
+    try:
+        answer = request_json(url, f"/kvpolicy/{path}", body, api_key=api_key, timeout_s=timeout_s)
+    except Forbidden:
+        raise
+    except HttpFailure as failure:
+        if failure.status == 404:
+            raise NotAKvpolicyServer(
+                f"{url} has no /kvpolicy/{path}: no policy, or several tokenizer workers"
+            ) from None
+        raise Refused(failure.status, failure.answer) from None
+    engines = answer.get("engines") if isinstance(answer, dict) else None
+    if not isinstance(engines, list):
+        raise NotAKvpolicyServer(f"{url}/kvpolicy/{path} answers something else than kvpolicy does")
+    return engines

@@ -1,0 +1,133 @@
+"""What shadow policies and recordings must do on a real server, the same for both engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.server import Server
+
+__all__ = ["check_recording", "check_shadows", "command"]
+
+
+def command(running: Server, *words: str, code: int = 0) -> str:
+    """What `kvpolicy ...` prints of that server."""
+    arguments = [sys.executable, "-m", "kvpolicy.cli.main", *words, "--url", running.url]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def traffic(seed: int, count: int = 60) -> list[tuple[list[int], int]]:
+    """(prompt, output tokens): shared openings, repeats, one-off prompts."""
+    draw = random.Random(seed)
+
+    def text(length: int) -> list[int]:
+        return [draw.randrange(3, 250) for _ in range(length)]
+
+    openings = [text(96), text(64)]
+    known: list[list[int]] = []
+    made = []
+    for _ in range(count):
+        if known and draw.random() < 0.4:
+            prompt = draw.choice(known[-8:]) + text(draw.randrange(0, 30))
+        else:
+            prompt = draw.choice(openings) + text(draw.randrange(1, 90))
+        known.append(prompt[:300])
+        made.append((prompt[:300], draw.choice([1, 2, 9])))
+    return made
+
+
+def send(running: Server, requests: list[tuple[list[int], int]]) -> list[int]:
+    """The cached tokens that the server counted for each."""
+    return [int(running.generate(prompt, new)["meta_info"]["cached_tokens"]) for prompt, new in requests]
+
+
+def settled(running: Server, requests: int) -> dict[str, Any]:
+    """The server's `shadows` once that many requests went through the ghosts."""
+    deadline_s = time.monotonic() + 60
+    while True:
+        shadows: dict[str, Any] = running.status()["shadows"]
+        if shadows.get("requests") == requests or time.monotonic() > deadline_s:
+            return shadows
+        time.sleep(0.1)
+
+
+def check_shadows(running: Server, flush: Callable[[], None]) -> None:
+    """On a server that runs lru over an empty cache: the ghost of what runs finds what the server finds."""
+    flush()
+    assert "3 shadows run on 1 engine(s)" in command(running, "shadow", "add", "long_context", "mru", "lfu")
+    requests = traffic(1)
+    cached = send(running, requests)
+    shadows = settled(running, len(requests))
+    assert (shadows["state"], shadows["dropped_requests"], shadows["fault"]) == ("running", 0, None)
+    assert shadows["input_tokens"] == sum(len(prompt) for prompt, _ in requests)
+    assert shadows["engine_hit_tokens"] == sum(cached) > 0
+    active = shadows["active"]
+    assert active["hit_tokens"] == sum(cached), "the ghost of the running policy is the server's cache"
+    assert active["evicted_tokens"] > 0
+    rows = {row["name"]: row for row in shadows["shadows"]}
+    assert set(rows) == {"long-context", "mru", "lfu"}
+    for row in rows.values():
+        assert row["regret_active_tokens"] == sum(cached) - row["hit_tokens"]
+        assert row["prefill_tokens"] == shadows["input_tokens"] - row["hit_tokens"]
+        assert row["faults"] == 0
+    assert len({row["hit_tokens"] for row in rows.values()}) > 1, "the policies differ on this traffic"
+    shown = command(running, "shadow", "list")
+    assert f"{len(requests)} requests in " in shown
+    assert max(map(len, command(running, "top").splitlines())) <= 80
+    assert "the server refuses" in command(running, "shadow", "add", *["lru"] * 6, code=1)
+
+    # A ghost process that dies is said and counted; requests are served as before.
+    os.kill(shadows["pid"], signal.SIGKILL)
+    deadline_s = time.monotonic() + 30
+    while running.status()["shadows"]["state"] != "dead":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    send(running, traffic(2, 3))
+    shadows = running.status()["shadows"]
+    assert shadows["dropped_requests"] == 3
+    assert "the ghost process is gone" in command(running, "shadow", "list")
+    assert "No shadows run" in command(running, "shadow", "clear")
+    assert running.status()["shadows"]["state"] == "none"
+    assert running.status()["fallbacks"] == {}
+
+
+def check_recording(running: Server, flush: Callable[[], None], folder: Path, *replay: str) -> None:
+    """A trace recorded from an empty cache on, replayed: the cached tokens that the server counted."""
+    flush()
+    file = folder / "recorded.jsonl.gz"
+    words = [sys.executable, "-m", "kvpolicy.cli.main", "record", "--url", running.url, "-o", str(file)]
+    recording = subprocess.Popen([*words, "--for", "25s"], stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 20
+    while not running.status().get("shadows", {}).get("pid"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    requests = traffic(3, 45)
+    start_s = time.monotonic()
+    cached = send(running, requests)
+    assert time.monotonic() - start_s < 20, "the recording is shorter than the traffic"
+    _, said = recording.communicate(timeout=120)
+    assert said.startswith(f"{len(requests)} requests recorded in 25 s"), said
+    pool = str(running.status()["pool_tokens"])
+    arguments = ["replay", str(file), "--policy", "lru", "--capacity", pool, "--format", "json", *replay]
+    done = subprocess.run(
+        [sys.executable, "-m", "kvpolicy.cli.main", *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    (report,) = json.loads(done.stdout)
+    assert report["requests"] == len(requests)
+    (lru,) = (row for row in report["rows"] if row["policy"] == "lru")
+    assert lru["hit_tokens"] == sum(cached) > 0
+    assert lru["evicted_tokens"] > 0
+    deadline_s = time.monotonic() + 10
+    while running.status()["shadows"]["pid"] is not None:  # nobody needs it any more
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
