@@ -26,11 +26,14 @@ eviction:
     - name: system
       match: request.priority == 3 and not is_output
       retain: {weight: 8, ttl: 600s, budget: 25%}
+    - name: agents
+      match: request.hint_class == 'agent'
+      retain: {weight: 4, ttl: 600s, budget: 20%}
   tenants: {by: cache_salt, named: {gold: {floor: 20%}, noisy: {cap: 20%}}}
-hints: {max_priority: 5}
+hints: {allow: [retain, demote, expire, class], classes: [agent], max_priority: 5, max_ttl: 600s, budget: 25%}
 """
 
-#: The same without the rule `system` and without the clamp, ordered by priority.
+#: The same without the rule `system`, without the clamp and without hints, ordered by priority.
 PRIORITIES = """\
 eviction:
   policy: priority
@@ -73,9 +76,17 @@ class Client:
     # -- what each engine does its own way --
 
     def at_once(
-        self, prompts: list[list[int]], new_tokens: int = 2, *, priority: int | None = None, salt: str | None = None
+        self,
+        prompts: list[list[int]],
+        new_tokens: int = 2,
+        *,
+        priority: int | None = None,
+        salt: str | None = None,
+        hints: Any = None,
+        envelope: Any = None,
     ) -> list[int]:
-        """The cached tokens of several requests that are made at the same time."""
+        """The cached tokens of several requests that are made at the same time. `hints` go among the sampling
+        parameters, an `envelope` in the engine's own field where this version has one."""
         raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:
@@ -109,11 +120,15 @@ class Client:
         """Prompts of their own, two at a time, worth FLOOD_POOLS times the pool; their tokens."""
         tokens = 0
         while tokens < FLOOD_POOLS * POOL_TOKENS:
-            prompts = [self.prompt(1000 + self.flooded + i, self.flood_prompt_tokens) for i in range(2)]
-            self.flooded += 2
-            assert self.at_once(prompts, **request) == [0, 0]
-            tokens += 2 * self.flood_prompt_tokens
+            tokens += self.flood_some(2, **request)
         return tokens
+
+    def flood_some(self, count: int, **request: Any) -> int:
+        """So many prompts of their own, at the same time; their tokens."""
+        prompts = [self.prompt(1000 + self.flooded + i, self.flood_prompt_tokens) for i in range(count)]
+        self.flooded += count
+        assert self.at_once(prompts, **request) == [0] * count
+        return count * self.flood_prompt_tokens
 
 
 def under_rules(client: Client) -> dict[str, Any]:
