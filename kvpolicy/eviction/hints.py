@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from kvpolicy.eviction.base import Handle, PolicyClock, RequestInfo, UnitMeta
 from kvpolicy.eviction.envelope import Action, Envelope
+from kvpolicy.language.policy_tests import HINTS_RULE
 
 if TYPE_CHECKING:
     from kvpolicy.eviction.rules import RuleBook
@@ -28,8 +29,6 @@ __all__ = ["HINTS_RULE", "CompiledHints", "HintBook", "HintReport", "Hold", "Out
 
 logger = logging.getLogger("kvpolicy")
 
-#: What status, metrics and tests call the protection by hints. No rule can have this name.
-HINTS_RULE = "(hints)"
 #: Hints reported one by one, the latest.
 REPORTED = 64
 

@@ -369,6 +369,14 @@ class RuleBook:
             if budget is not None:
                 budget.check()
         self._expiry.check()
+        if self._hints_at < len(self.rules):
+            held: dict[Hold, int] = {}
+            for member in self._budgets[self._hints_at].members:  # type: ignore[union-attr]
+                assert member.kvp.hold is not None, "a unit that hints protect without a hold"
+                held[member.kvp.hold] = held.get(member.kvp.hold, 0) + member.kvp.tokens
+            for hold, tokens in held.items():
+                assert hold.held_tokens == tokens, "a hold's tokens were miscounted"
+            assert self.held_tokens[self._hints_at] == sum(held.values()), "what hints hold was miscounted"
 
     def _protect(self, handle: Handle, meta: UnitMeta, index: int, expiry_ms: int | None) -> None:
         budget = self._budgets[index]

@@ -30,62 +30,45 @@ def retain(action_id: str, **payload: Any) -> dict[str, Any]:
 def under_hints(client: Client) -> dict[str, Any]:
     ask, flood = client.ask, client.flood
     seen: dict[str, Any] = {}
+    kept, head, over, agent, stranger, unreadable, long, crowd = 40, 41, 42, 43, 44, 45, 46, (47, 48, 49)
     client.empty()
 
-    ask(40, envelope=retain("kept", ttl="5m"))
-    flood()
-    seen["retained"] = ask(40)
+    ask(over, hints=retain("over", ttl="5m"))
+    ask(over, hints=envelope("expire", "done", of="over"))
+    ask(kept, envelope=retain("kept", ttl="5m"))
+    ask(head, hints=retain("head", ttl=300, tokens=HEAD_TOKENS))
+    ask(agent, hints=envelope("class", "agent", name="agent"))
+    ask(stranger, hints=envelope("class", "stranger", name="stranger"))
+    seen["unreadable"] = [ask(unreadable, hints={"actions": 5}) for _ in range(2)]
     client.pass_time(290)
     flood()
-    seen["retained within its ttl"] = ask(40)
-    client.pass_time(20)
-    flood()
-    seen["retained after its ttl"] = ask(40)
+    seen["retained by a hint"] = ask(kept)
+    seen["its first tokens"] = ask(head)
+    seen["hint expired by name"] = ask(over)
+    seen["of a class"] = [ask(agent), ask(stranger)]
 
-    ask(41, hints=retain("long", ttl="2h"))
-    client.pass_time(MAX_TTL_S - 10)
-    flood()
-    seen["clamped, before"] = ask(41)
     client.pass_time(20)
+    ask(long, hints=retain("long", ttl="2h"))
     flood()
-    seen["clamped, after"] = ask(41)
+    seen["hint after its ttl"] = ask(kept)
+    seen["clamped, before"] = ask(long)
 
-    for number in (42, 43):
-        ask(number, hints=retain(f"crowd-{number}", ttl=300))
+    client.pass_time(MAX_TTL_S + 10)
+    for number in crowd:
+        ask(number, hints=retain(f"crowd {number}"))
     flood()
-    seen["over budget"] = [ask(42), ask(43)]
+    seen["clamped, after"] = ask(long)
+    seen["retained over budget"] = [ask(number) for number in crowd]
 
     client.empty()
-    ask(44, hints=retain("head", ttl="5m", tokens=HEAD_TOKENS))
-    flood()
-    seen["its first tokens"] = ask(44)
-
-    ask(45, hints=retain("over", ttl="5m"))
-    ask(45, hints=envelope("expire", "done", of="over"))
-    flood()
-    seen["expired by name"] = ask(45)
-
-    client.empty()
-    for number in (46, 47):
+    older, demoted = (50, 51), 52
+    for number in older:
         ask(number)
-    ask(48, hints=envelope("demote", "one-off"))
-    ask(49)
+    ask(demoted, hints=envelope("demote", "one-off"))
     client.flood_some(2)
-    seen["demoted"] = [ask(48), ask(46)]
-
-    ask(50, hints=envelope("class", "agent", name="agent"))
-    ask(51, hints=envelope("class", "stranger", name="stranger"))
-    flood()
-    seen["of a class"] = [ask(50), ask(51)]
-
-    seen["unreadable"] = [ask(52, hints={"actions": 5}), ask(52, hints={"actions": 5})]
+    client.flood_some(2)
+    seen["demoted"] = [ask(older[1]), ask(demoted)]
     return seen
-
-
-def not_allowed(client: Client) -> dict[str, Any]:
-    client.ask(40, hints=retain("kept", ttl="5m"))
-    client.flood(priority=3)
-    return {"retained": client.ask(40)}
 
 
 # -- what it must see --------------------------------------------------------------------------------------------------
@@ -93,30 +76,28 @@ def not_allowed(client: Client) -> dict[str, Any]:
 
 def assert_hints(seen: dict[str, Any], status: dict[str, Any], cached_tokens: int) -> None:
     """`status`: the block `hints` of the scheduler's status, afterwards."""
-    assert seen["retained"] == seen["retained within its ttl"] == cached_tokens
-    assert seen["retained after its ttl"] == 0
-    assert (seen["clamped, before"], seen["clamped, after"]) == (cached_tokens, 0)
-    assert seen["over budget"] == [0, cached_tokens]
-    assert seen["its first tokens"] == HEAD_TOKENS
-    assert seen["expired by name"] == 0
-    assert seen["demoted"] == [0, cached_tokens]
-    assert seen["of a class"] == [cached_tokens, 0]
     assert seen["unreadable"] == [0, cached_tokens]
+    assert seen["retained by a hint"] == cached_tokens
+    assert seen["its first tokens"] == HEAD_TOKENS
+    assert seen["hint expired by name"] == 0
+    assert seen["of a class"] == [cached_tokens, 0]
+    assert seen["hint after its ttl"] == 0
+    assert (seen["clamped, before"], seen["clamped, after"]) == (cached_tokens, 0)
+    assert seen["retained over budget"] == [0, cached_tokens, cached_tokens]
+    assert seen["demoted"] == [cached_tokens, 0]
 
-    counts = status["counts"]
-    assert counts["envelope"] == {"ignored": 2}
-    assert counts["class"] == {"accepted": 1, "refused": 1}
-    assert (counts["demote"], counts["expire"]) == ({"accepted": 1}, {"accepted": 1})
-    assert counts["retain"]["clamped"] == 1
+    assert status["counts"] == {
+        "envelope": {"ignored": 2},
+        "retain": {"accepted": 6, "clamped": 1, "expired": 3},
+        "demote": {"accepted": 1},
+        "expire": {"accepted": 1},
+        "class": {"accepted": 1, "refused": 1},
+    }
     latest = {hint["action_id"]: hint for hint in status["latest"]}
-    assert latest["long"]["outcome"] == "clamped"
-    assert (latest["long"]["ttl_s"], latest["long"]["ended"]) == (MAX_TTL_S, "expired")
+    assert (latest["long"]["outcome"], latest["long"]["ttl_s"]) == ("clamped", MAX_TTL_S)
+    assert latest["long"]["ended"] == latest["kept"]["ended"] == latest["head"]["ended"] == "expired"
     assert latest["kept"]["most_held_tokens"] == cached_tokens
-    assert latest["crowd-42"]["ended"] == "over budget"
+    assert latest["head"]["most_held_tokens"] == HEAD_TOKENS
     assert latest["over"]["ended"] == "ended by an expire"
+    assert latest["crowd 47"]["ended"] == "over budget"
     assert latest["one-off"]["demoted_tokens"] == cached_tokens
-
-
-def assert_not_allowed(seen: dict[str, Any], block: dict[str, Any]) -> None:
-    assert seen["retained"] == 0
-    assert "hints" not in block

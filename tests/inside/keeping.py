@@ -30,7 +30,7 @@ eviction:
       match: request.hint_class == 'agent'
       retain: {weight: 4, ttl: 600s, budget: 20%}
   tenants: {by: cache_salt, named: {gold: {floor: 20%}, noisy: {cap: 20%}}}
-hints: {allow: [retain, demote, expire, class], classes: [agent], max_priority: 5, max_ttl: 600s, budget: 25%}
+hints: {allow: [retain, demote, expire, class], classes: [agent], max_priority: 5, max_ttl: 600s, budget: 35%}
 """
 
 #: The same without the rule `system`, without the clamp and without hints, ordered by priority.
@@ -54,6 +54,14 @@ def write_policies(folder: Path, engine_part: str) -> tuple[Path, Path]:
         head = f"apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {{name: {path.stem}}}\n"
         path.write_text(head + engine_part + text)
     return paths
+
+
+#: A hint of the most protection, as a request carries it.
+RETAINED = {
+    "protocol_version": "0.1",
+    "message_id": "kept",
+    "actions": [{"action_id": "kept", "action_type": "kv.retain", "action_version": "1.0", "payload": {"ttl": "5m"}}],
+}
 
 
 # -- what a client does ------------------------------------------------------------------------------------------------
@@ -192,9 +200,10 @@ def unadmitted(client: Client) -> dict[str, Any]:
 
 def under_priorities(client: Client) -> dict[str, Any]:
     ask, flood = client.ask, client.flood
-    system, low, high, vip, raised = 1, 2, 3, 4, 5
+    system, low, high, vip, raised, hinted = 1, 2, 3, 4, 5, 6
     ask(system, priority=3), ask(low, priority=1), ask(high, priority=4), ask(vip, priority=9)
     ask(raised, salt="raised")
+    ask(hinted, priority=1, hints=RETAINED)
     flood(priority=3)
     seen = {
         "the rule removed": ask(system, priority=3),
@@ -202,6 +211,7 @@ def under_priorities(client: Client) -> dict[str, Any]:
         "high": ask(high, priority=4),
         "priority below no clamp": ask(vip, priority=9),
         "raised by rule": ask(raised, salt="raised"),
+        "retained by a hint that is not allowed": ask(hinted, priority=1),
     }
     flood(priority=8)
     seen["high, later"] = ask(high, priority=4)
@@ -250,6 +260,7 @@ def assert_unadmitted(seen: dict[str, Any]) -> None:
 def assert_priorities(seen: dict[str, Any], cached_tokens: int) -> None:
     assert seen["the rule removed"] == 0
     assert seen["low"] == 0
+    assert seen["retained by a hint that is not allowed"] == 0
     assert seen["high"] == cached_tokens
     assert seen["priority below no clamp"] == cached_tokens
     assert seen["raised by rule"] == cached_tokens

@@ -99,7 +99,7 @@ def main() -> None:
     model, text, rules, priorities = sys.argv[1:]
     steps = {
         rules: (keeping.under_rules, hinting.under_hints, keeping.unadmitted, storm),
-        priorities: (keeping.under_priorities, hinting.not_allowed),
+        priorities: (keeping.under_priorities,),
     }
     for policy, observe in steps.items():
         with Subject(model, policy, keeping.POOL_TOKENS, chunked_prefill_size=CHUNK_TOKENS) as subject:

@@ -72,7 +72,7 @@ def _typed(envelope: dict[str, Any]) -> Any:
 
 STEPS = {
     "rules": (keeping.under_rules, hinting.under_hints, keeping.unadmitted),
-    "priorities": (keeping.under_priorities, hinting.not_allowed),
+    "priorities": (keeping.under_priorities,),
 }
 
 
