@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
@@ -97,7 +97,7 @@ class HintReport:
 class Ruling:
     """What of a request's hints is in effect."""
 
-    hold: Hold | None = None
+    holds: list[Hold] = field(default_factory=list)
     demoted: HintReport | None = None
     expires: Action | None = None
     class_name: str | None = None
@@ -147,7 +147,7 @@ class HintBook:
                 self._ignore(action.action_id, action.name, action.fault)
             elif action.name not in self.hints.allow:
                 self._note(action, "refused", "the policy's hints.allow does not name it")
-            elif action.name in seen:
+            elif action.name in seen and action.name != "retain":
                 self._note(action, "refused", "the envelope has another one before it")
             else:
                 seen.add(action.name)
@@ -157,10 +157,11 @@ class HintBook:
     def _accept(self, ruling: Ruling, action: Action, session_id: str | None) -> None:
         if action.name == "retain":
             asked_ms, most_ms = action.ttl_ms or self.hints.ttl_ms, self.hints.max_ttl_ms
-            ruling.hold = Hold(action.action_id, session_id, min(asked_ms, most_ms), action.tokens)
+            hold = Hold(action.action_id, session_id, min(asked_ms, most_ms), action.tokens)
+            ruling.holds.append(hold)
             is_clamped = asked_ms > most_ms and action.ttl_ms is not None
             why = f"ttl {asked_ms / 1000:g} s is above hints.max_ttl" if is_clamped else ""
-            self._note(action, "clamped" if is_clamped else "accepted", why).hold = ruling.hold
+            self._note(action, "clamped" if is_clamped else "accepted", why).hold = hold
         elif action.name == "class":
             if action.class_name not in self.hints.classes:
                 self._note(action, "refused", "hints.classes does not name it")
@@ -175,18 +176,18 @@ class HintBook:
 
     # -- units --
 
-    def inserted(self, handle: Handle, request: RequestInfo) -> Handle | None:
+    def inserted(self, handle: Handle, request: RequestInfo) -> Sequence[Handle]:
         """The unit was made by the request. Before the rules run; see :meth:`touched` for what is returned."""
         ruling = self.ruling(request)
         meta: UnitMeta = handle.kvp
         if ruling.demoted is not None:
             meta.is_demoted = True
             ruling.demoted.demoted_tokens = (ruling.demoted.demoted_tokens or 0) + meta.tokens
-        return self._hold(handle, meta, ruling.hold) if ruling.hold is not None else None
+        return self._hold_all(handle, ruling.holds) if ruling.holds else ()
 
-    def touched(self, handle: Handle, request: RequestInfo) -> Handle | None:
-        """The request used the unit. Before the rules run. Of a run that the hint covers in part, the part that it
-        covers, a new handle now: the rules have to run for that one too."""
+    def touched(self, handle: Handle, request: RequestInfo) -> Sequence[Handle]:
+        """The request used the unit. Before the rules run, which have to run for the new handles too that are returned:
+        of a run that a hint covers in part, the part that it covers."""
         meta: UnitMeta = handle.kvp
         ruling = self.ruling(request)
         if ruling.expires is not None and (hold := meta.hold) is not None:
@@ -199,7 +200,15 @@ class HintBook:
             self._moved(handle)
         if ruling.demoted is not None:
             ruling.demoted.demoted_tokens = (ruling.demoted.demoted_tokens or 0) + meta.tokens
-        return self._hold(handle, meta, ruling.hold) if ruling.hold is not None else None
+        return self._hold_all(handle, ruling.holds) if ruling.holds else ()
+
+    def _hold_all(self, handle: Handle, holds: list[Hold]) -> list[Handle]:
+        parts = [handle]
+        for hold in holds:
+            for part in tuple(parts):
+                if (upper := self._hold(part, part.kvp, hold)) is not None:
+                    parts.append(upper)
+        return parts[1:]
 
     def _hold(self, handle: Handle, meta: UnitMeta, hold: Hold) -> Handle | None:
         """Let ``hold`` have as much of the run as it covers: units that begin within its tokens and end within the

@@ -92,7 +92,7 @@ class MetadataIndex(EvictionIndex):
             self._tenants.resident(self._tenants.get(meta.cache_salt), 1, size_tokens * units)
         try:
             self._algorithm.inserted(handle)
-            self._decide(handle, None if self.hints is None else self.hints.inserted(handle, request))
+            self._decide(handle, () if self.hints is None else self.hints.inserted(handle, request))
         except Exception as fault:
             self._fault(fault)
         if self._stray and handle in self._stray:  # it became evictable before it was stamped
@@ -168,7 +168,7 @@ class MetadataIndex(EvictionIndex):
             self._tenants.hit(self._tenants.get(meta.cache_salt), meta.tokens)
         try:
             self._algorithm.touched(handle)
-            self._decide(handle, None if self.hints is None else self.hints.touched(handle, request))
+            self._decide(handle, () if self.hints is None else self.hints.touched(handle, request))
             self._order.touch(handle)
         except Exception as fault:
             self._fault(fault)
@@ -362,11 +362,11 @@ class MetadataIndex(EvictionIndex):
             meta.hint_class = self.hints.ruling(request).class_name
         return meta
 
-    def _decide(self, handle: Handle, upper: Handle | None) -> None:
-        """Run the rules over what was inserted or touched; ``upper`` is what a hint divided from it."""
+    def _decide(self, handle: Handle, divided: Iterable[Handle]) -> None:
+        """Run the rules over what was inserted or touched, and what hints divided from it."""
         if self._rules is not None:
             self._rules.run(handle)
-            if upper is not None:
+            for upper in divided:
                 self._rules.run(upper)
 
     def _divide_run(self, handle: Handle, units: int) -> Handle:
