@@ -41,7 +41,7 @@ class CompiledRule:
 
 
 #: Why a hold lost a unit.
-EXPIRED, EVICTED, OVER_BUDGET = "expired", "evicted", "over budget"
+EXPIRED, EVICTED, OVER_BUDGET, RULED = "expired", "evicted", "over budget", "retained by a rule"
 
 
 class Budget:
@@ -382,11 +382,11 @@ class RuleBook:
         budget = self._budgets[index]
         if budget is not None and meta.depth_tokens > budget.limit_tokens:
             if meta.rule >= 0:
-                self.unprotect(handle)
+                self.unprotect(handle, OVER_BUDGET)
             return
         if meta.rule != index:
             if meta.rule >= 0:
-                self.unprotect(handle)
+                self.unprotect(handle, RULED)
             meta.rule = index
             self._count(meta, meta.tokens)
             if budget is not None:
