@@ -14,6 +14,7 @@ ALLOWED = {
     "kvpolicy.eviction": {"kvpolicy.language"},
     "kvpolicy.attention": set(),
     "kvpolicy.facts": {"kvpolicy.language", "kvpolicy.attention"},
+    "kvpolicy.hints": set(),
     "kvpolicy.compiler": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts"},
     "kvpolicy.replay": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.facts", "kvpolicy.compiler"},
     "kvpolicy.policytest": {"kvpolicy.language", "kvpolicy.eviction", "kvpolicy.compiler", "kvpolicy.replay"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpolicy.runtime.active import ActivePolicy
 from kvpolicy.runtime.support import Verdict, refusal, yield_to_engine
@@ -18,7 +18,11 @@ from . import cache_admit, cache_metadata, cache_radix, cache_time, cache_touch,
 from .cache_guard import EvictionGuard
 from .cache_support import Needs, supported, watermark_supported
 
-__all__ = ["CONSTRUCTION", "build_cache", "install", "needs_of"]
+if TYPE_CHECKING:
+    from kvpolicy.eviction import CompiledEviction
+    from kvpolicy.language import Policy
+
+__all__ = ["CONSTRUCTION", "asks_for_index", "build_cache", "install", "needs_of"]
 
 #: SGLang's prefix-cache construction: one function in every supported version, called once a scheduler.
 CONSTRUCTION = "sglang.srt.mem_cache.registry.create_tree_cache"
@@ -48,12 +52,22 @@ def install(active: ActivePolicy, hooks: Any) -> Callable[[], Built]:
 
 def needs_of(active: ActivePolicy) -> Needs:
     """What the policy asks of the cache: nothing with `core: engine`, or where it says nothing of eviction."""
-    eviction = active.policy.eviction
-    if eviction is None or eviction.core == "engine" or active.eviction_yielded_to:
-        return Needs(index=False)
-    asked = eviction.score or eviction.policy or eviction.rules or eviction.tenants or eviction.core == "kvpolicy"
     compiled = active.compiled.eviction
-    return Needs(index=bool(asked), time=bool(compiled.needs_time), metadata=bool(compiled.orders_by_metadata))
+    if active.eviction_yielded_to or not asks_for_index(active.policy, compiled):
+        return Needs(index=False)
+    return Needs(index=True, time=bool(compiled.needs_time), metadata=bool(compiled.orders_by_metadata))
+
+
+def asks_for_index(policy: Policy, compiled: CompiledEviction) -> bool:
+    """Whether the policy says anything that the engine's own order does not do by itself."""
+    eviction = policy.eviction
+    if eviction is not None and eviction.core == "engine":
+        return False
+    if compiled.hints is not None:
+        return True
+    if eviction is None:
+        return False
+    return bool(eviction.score or eviction.policy or eviction.rules or eviction.tenants or eviction.core == "kvpolicy")
 
 
 class Built(NamedTuple):

@@ -17,6 +17,7 @@ from kvpolicy.runtime.active import ActivePolicy
 
 from . import cache_admit, cache_metadata, cache_touch, cache_unified, probe
 from .cache_guard import EvictionGuard
+from .cache_hooks import asks_for_index
 from .cache_support import Needs, still_supported, watermark_supported
 
 if TYPE_CHECKING:
@@ -213,7 +214,4 @@ class CacheSeat:
 
 
 def _asks_for_index(after: Candidate) -> bool:
-    eviction = after.policy.eviction
-    if after.is_off or eviction is None or eviction.core == "engine":
-        return False
-    return bool(eviction.score or eviction.policy or eviction.rules or eviction.tenants or eviction.core == "kvpolicy")
+    return not after.is_off and asks_for_index(after.policy, after.compiled.eviction)

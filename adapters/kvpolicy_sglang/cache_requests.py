@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo
+from kvpolicy.eviction.envelope import HINTS_KEY, read_envelope
 
 __all__ = ["RequestState", "is_health_check", "state_of"]
 
@@ -50,7 +51,17 @@ def _info(req: Any, lora_name: Callable[[str], str]) -> RequestInfo:
         priority=priority,
         session_id=_text(getattr(req, "session_id", None)),
         lora=None if lora_id is None else lora_name(lora_id),
+        hints=read_envelope(_hints(req)),
     )
+
+
+def _hints(req: Any) -> Any:
+    """The request's own envelope where this version carries one (0.5.23), else what stands in `custom_params`."""
+    own = getattr(req, HINTS_KEY, None)
+    if own is not None:
+        return own
+    custom = getattr(getattr(req, "sampling_params", None), "custom_params", None)
+    return custom.get(HINTS_KEY) if isinstance(custom, dict) else None
 
 
 def _salt(req: Any, lora_id: str | None) -> str | None:

@@ -48,6 +48,8 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
     reused, reused_tokens = make(Counter, metrics.REUSED), make(Counter, metrics.REUSED_TOKENS)
     histograms: dict[str, _Growing] = {}
     protected = make(Gauge, metrics.PROTECTED, multiprocess_mode="mostrecent")
+    hinted = make(Counter, metrics.HINTS)
+    seen_hints: dict[tuple[str, str], int] = {}
     traffic = {name: make(Counter, metric).labels(*values) for name, metric in metrics.TRAFFIC.items()}
     seen: dict[tuple[Counter, str], int] = {}
     seen_traffic: dict[str, int] = {}
@@ -75,6 +77,11 @@ def start(active: ActivePolicy, labels: Mapping[str, str]) -> None:
             if grown := getattr(active.traffic, name) - seen_traffic.get(name, 0):
                 exposed.inc(grown)
                 seen_traffic[name] = getattr(active.traffic, name)
+        if (hints := getattr(active.index, "hints", None)) is not None:
+            for key, count in hints.counts.items():
+                if grown := count - seen_hints.get(key, 0):
+                    hinted.labels(*key, *values).inc(grown)
+                    seen_hints[key] = count
         if (ghosts := getattr(active.index, "ghosts", None)) is not None:
             grow(reused, status.by_rule(ghosts.reused))
             grow(reused_tokens, status.by_rule(ghosts.reused_tokens))

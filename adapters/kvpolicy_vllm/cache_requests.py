@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from kvpolicy.eviction.base import PolicyClock, RequestInfo
+from kvpolicy.eviction.envelope import HINTS_KEY, read_envelope
 
 __all__ = ["PRIORITY_KEY", "RequestState", "info_of", "state_of"]
 
@@ -43,12 +44,15 @@ def info_of(request: Any) -> RequestInfo:
     """What a policy may know of it."""
     salt, lora = getattr(request, "cache_salt", None), getattr(request, "lora_request", None)
     session_id = getattr(request, "session_id", None)
-    return _shared(
+    info = _shared(
         salt and _text(salt),
         _priority(request),
         session_id and _text(session_id),
         None if lora is None else _text(getattr(lora, "lora_name", None)),
     )
+    own = getattr(request, HINTS_KEY, None)  # where this version carries an envelope, its front end may not take one
+    hints = read_envelope(_extra_args(request).get(HINTS_KEY) if own is None else own)
+    return info if hints is None else replace(info, hints=hints)
 
 
 #: Requests of one tenant and priority share their facts.
@@ -57,13 +61,16 @@ _shared = lru_cache(maxsize=1024)(RequestInfo)
 
 def _priority(request: Any) -> int | None:
     """The number that the client gave for the policy, else the request's own. vLLM cannot tell 0 from not given."""
-    extra = getattr(getattr(request, "sampling_params", None), "extra_args", None)
-    if extra:
-        given = extra.get(PRIORITY_KEY)
-        if isinstance(given, int) and not isinstance(given, bool):
-            return given
+    given = _extra_args(request).get(PRIORITY_KEY)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
     priority = getattr(request, "priority", None)
     return priority if isinstance(priority, int) and priority else None
+
+
+def _extra_args(request: Any) -> dict[str, Any]:
+    """What the client gave as `vllm_xargs`."""
+    return getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
 
 
 def _text(value: Any) -> str | None:

@@ -34,6 +34,7 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
     }
     histograms = {name: _family(HistogramMetricFamily, metric) for name, metric in metrics.HISTOGRAMS.items()}
     protected = _family(GaugeMetricFamily, metrics.PROTECTED)
+    hinted = _family(CounterMetricFamily, metrics.HINTS)
     traffic = {name: _family(CounterMetricFamily, metric) for name, metric in metrics.TRAFFIC.items()}
     shadows = _family(GaugeMetricFamily, metrics.SHADOW_HITS)
     bounds = [*(str(float(bound)) for bound in metrics.SECONDS_BUCKETS), "+Inf"]
@@ -46,6 +47,9 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
                 family.add_metric([label, *place], count)
         for rule, held in block.get("protected", {}).items():
             protected.add_metric([rule, *place], held["tokens"])
+        for action, outcomes in block.get("hints", {}).get("counts", {}).items():
+            for outcome, count in outcomes.items():
+                hinted.add_metric([action, outcome, *place], count)
         for name, count in block.get("traffic", {}).items():
             traffic[name].add_metric(place, count)
         if (remembered := block.get("why")) is not None:
@@ -64,6 +68,7 @@ def families(engines: Iterable[dict[str, Any]]) -> Iterator[Family]:
         info,
         *counters.values(),
         protected,
+        hinted,
         *traffic.values(),
         *why.values(),
         *histograms.values(),

@@ -23,7 +23,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from kvpolicy.eviction.envelope import Envelope
+    from kvpolicy.eviction.hints import Hold
 
 __all__ = ["ENGINE_FIELDS", "Handle", "KeyChange", "Order", "PolicyClock", "RequestInfo", "UnitMeta"]
 
@@ -62,6 +66,8 @@ class RequestInfo:
     priority: int | None = None
     session_id: str | None = None
     lora: str | None = None
+    hints: Envelope | None = None  # what it asks for itself, as read from the client
+    hint_class: str | None = None  # of those, the class that the policy lets it have; the index fills it in
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +98,11 @@ class UnitMeta:
     # -- protection, kept by the rules --
     rule: int = -1  # index of the retain rule that protects the unit now, -1: unprotected
     expiry_ms: int | None = None  # policy time at which the protection ends; None: never
+    # -- hints, where the policy allows any --
+    hint_class: str | None = None  # of the latest request that had one
+    is_demoted: bool = False  # the latest request wants it to go before what nothing protects
+    hold: Hold | None = None  # the retain that covers it
+    hold_expiry_ms: int | None = None  # policy time until which it does; None: no more
     state: Any = field(default=None, repr=False)  # an algorithm's own per-unit state
     # -- for reports and adapters; no decision reads them --
     birth_s: float = 0.0  # of the machine's clock, at insertion

@@ -14,6 +14,7 @@ from typing import Any
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, KeyChange, Order, PolicyClock, RequestInfo, UnitMeta
 from kvpolicy.eviction.ghosts import Ghosts
+from kvpolicy.eviction.hints import HintBook
 from kvpolicy.eviction.tenants import Tenant
 
 __all__ = ["Counters", "EvictionIndex"]
@@ -43,6 +44,8 @@ class EvictionIndex:
     needs_metadata = False
     #: What was evicted of late, to explain misses; only with metadata, and where somebody asks for it.
     ghosts: Ghosts | None = None
+    #: What requests asked for themselves; only where the policy allows it.
+    hints: HintBook | None = None
     #: Set by an engine whose handles are runs: leave a run its last ``units`` units, make a handle of those before,
     #: report it to ``divide``, and return it.
     divider: Callable[[Any, int], Any] | None = None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, Order, RequestInfo, UnitMeta
 from kvpolicy.eviction.ghosts import Ghosts
+from kvpolicy.eviction.hints import CompiledHints, HintBook
 from kvpolicy.eviction.index import EvictionIndex
 from kvpolicy.eviction.partitions import PartitionedOrder
 from kvpolicy.eviction.rules import CompiledRule, RuleBook
@@ -34,9 +35,12 @@ class MetadataIndex(EvictionIndex):
         rules: tuple[CompiledRule, ...] = (),
         tenants: CompiledTenants | None = None,
         max_priority: int | None = None,
+        hints: CompiledHints | None = None,
         explains: bool = False,
     ) -> None:
-        self._level_of = [0, *(rule.level for rule in rules)]  # by rule + 1
+        #: The level of what nothing protects; below it is only what a hint demoted.
+        self._plain_level = 1 if hints is not None and hints.demotes else 0
+        self._level_of = [self._plain_level, *(self._plain_level + rule.level for rule in rules)]  # by rule + 1
         self._has_levels = max(self._level_of) > 0
         self._everybody = Tenant(None, 0, None, None)
         self._tenants: TenantTable | None = None
@@ -47,6 +51,8 @@ class MetadataIndex(EvictionIndex):
         if explains:
             self.ghosts = Ghosts(self.clock, algorithm.score_of)
         self._rules = RuleBook(rules, algorithm, pool_tokens, self._moved, self._divide_run) if rules else None
+        if hints is not None:
+            self.hints = HintBook(hints, self.clock, self._moved, self._rules)
         # Units whose keys differ would have to be shed one by one.
         self._takes_runs = not (algorithm.rises_in_runs and any(rule.budget_share is not None for rule in rules))
         self._max_priority = max_priority
@@ -88,7 +94,9 @@ class MetadataIndex(EvictionIndex):
                 self._algorithm.inserted(handle)
             else:
                 self._algorithm.inserted_run(handle, following)
-            if self._rules is not None:
+            if self.hints is not None:
+                self._decide(handle, self.hints.inserted(handle, request))
+            elif self._rules is not None:
                 self._rules.run(handle)
         except Exception as fault:
             self._fault(fault)
@@ -126,6 +134,8 @@ class MetadataIndex(EvictionIndex):
             meta.session_id, meta.lora = before.session_id, before.lora
             if before.request_priority is not None:
                 meta.priority = meta.request_priority = self._clamped(before.request_priority)
+            if self.hints is not None:
+                self.hints.adopt(meta, before)
         meta.parent, meta.content_key = parent, content_key
         if self.ghosts is not None:
             meta.birth_s = before.birth_s if before is not None and before.birth_s else self.ghosts.now_s()
@@ -160,11 +170,15 @@ class MetadataIndex(EvictionIndex):
             meta.priority = meta.request_priority
         if request.session_id is not None:
             meta.session_id = request.session_id
+        if self.hints is not None and (hint_class := self.hints.ruling(request).class_name) is not None:
+            meta.hint_class = hint_class
         if self._tenants is not None:
             self._tenants.hit(self._tenants.get(meta.cache_salt), meta.tokens)
         try:
             self._algorithm.touched(handle)
-            if self._rules is not None:
+            if self.hints is not None:
+                self._decide(handle, self.hints.touched(handle, request))
+            elif self._rules is not None:
                 self._rules.run(handle)
             self._order.touch(handle)
         except Exception as fault:
@@ -187,6 +201,8 @@ class MetadataIndex(EvictionIndex):
             self._algorithm.split(upper, lower)
             if self._rules is not None:
                 self._rules.split(upper, lower)
+            if self.hints is not None:
+                self.hints.split(upper, lower)
             if lower in self._order:  # its key may read its size or its depth
                 self._order.discard(lower)
                 self._order.add(lower)
@@ -223,8 +239,11 @@ class MetadataIndex(EvictionIndex):
         meta.parent = None
 
     def admit(self, request: RequestInfo, depth_tokens: int, size_tokens: int) -> bool:
+        hint_class = None if self.hints is None else self.hints.ruling(request).class_name
         if self._rules is None or not self._rules.has_admission:
             return True
+        if hint_class is not None:
+            request = replace(request, hint_class=hint_class)
         if request.priority is not None:  # clamped as every rule sees it
             request = replace(request, priority=self._clamped(request.priority))
         try:
@@ -247,6 +266,8 @@ class MetadataIndex(EvictionIndex):
         super().succeed(before)
         if self.ghosts is not None and before.ghosts is not None:
             self.ghosts.succeed(before.ghosts)
+        if self.hints is not None and before.hints is not None:
+            self.hints.succeed(before.hints)
 
     def evicted(
         self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
@@ -284,7 +305,7 @@ class MetadataIndex(EvictionIndex):
         if handle.kvp is None:
             return False
         tenant, level = self._place(handle)
-        return level > 0 or tenant.klass == WITHIN_FLOOR
+        return level > self._plain_level or tenant.klass == WITHIN_FLOOR
 
     def rule_of(self, handle: Handle) -> str:
         meta = handle.kvp
@@ -316,6 +337,8 @@ class MetadataIndex(EvictionIndex):
         super().reset(pool_tokens)
         if self.ghosts is not None:
             self.ghosts.clear()
+        if self.hints is not None:
+            self.hints.clear()
         if self._rules is not None:
             self._rules.clear(self.pool_tokens)
         if self._tenants is not None:
@@ -346,7 +369,16 @@ class MetadataIndex(EvictionIndex):
         meta = UnitMeta(size_tokens, depth_tokens, seq, now_ms, seq, now_ms, self._units)  # by position: it is faster
         meta.cache_salt, meta.session_id, meta.lora = request.cache_salt, request.session_id, request.lora
         meta.priority = meta.request_priority = priority
+        if self.hints is not None and request.hints is not None:
+            meta.hint_class = self.hints.ruling(request).class_name
         return meta
+
+    def _decide(self, handle: Handle, divided: Iterable[Handle]) -> None:
+        """Run the rules over what was inserted or touched, and what hints divided from it."""
+        if self._rules is not None:
+            self._rules.run(handle)
+            for upper in divided:
+                self._rules.run(upper)
 
     def _divide_run(self, handle: Handle, units: int) -> Handle:
         if self.divider is None:
@@ -360,7 +392,7 @@ class MetadataIndex(EvictionIndex):
     def _place(self, handle: Handle) -> tuple[Tenant, int]:
         meta = handle.kvp
         tenant = self._everybody if self._tenants is None else self._tenants.get(meta.cache_salt)
-        return tenant, self._level_of[meta.rule + 1]
+        return tenant, 0 if meta.is_demoted and meta.rule < 0 else self._level_of[meta.rule + 1]
 
     def _moved(self, handle: Handle) -> None:
         if self._partitions is not None:

@@ -11,6 +11,7 @@ from kvpolicy.eviction.algorithms.registry import ALGORITHMS, make_algorithm
 from kvpolicy.eviction.algorithms.score import Score
 from kvpolicy.eviction.algorithms.spec import Algorithm, KeyedAlgorithm, Ranked
 from kvpolicy.eviction.base import Handle, PolicyClock
+from kvpolicy.eviction.hints import HINTS_RULE, CompiledHints
 from kvpolicy.eviction.index import EvictionIndex
 from kvpolicy.eviction.metadata_index import MetadataIndex
 from kvpolicy.eviction.rules import CompiledRule
@@ -21,6 +22,8 @@ from kvpolicy.language.models import Eviction, Hints, Rule, Tenants
 
 __all__ = ["CompiledEviction", "compile_eviction"]
 
+#: Of a retain hint that names no ttl, as far as ``hints.max_ttl`` allows.
+DEFAULT_TTL_MS = 300_000
 #: Fields measured in policy time, which an engine must be able to carry (``reuse_gap_s`` too).
 _TIME_SUFFIX = "_s"
 
@@ -37,6 +40,7 @@ class CompiledEviction:
     rules: tuple[CompiledRule, ...] = ()
     tenants: CompiledTenants | None = None
     max_priority: int | None = None
+    hints: CompiledHints | None = None  # None: requests' hints are not looked at
     needs_time: bool = False  # some field or ttl is in policy time
     explains: bool = False  # remember what was evicted, to say why something is missing; no policy's word
 
@@ -48,7 +52,9 @@ class CompiledEviction:
     @property
     def orders_by_metadata(self) -> bool:
         """Whether a decision needs what is reported of resident units."""
-        return bool(self.rules) or self.tenants is not None or self._algorithm_needs_metadata()
+        return (
+            bool(self.rules) or self.hints is not None or self.tenants is not None or self._algorithm_needs_metadata()
+        )
 
     def make_index(
         self,
@@ -77,6 +83,7 @@ class CompiledEviction:
             rules=self.rules,
             tenants=self.tenants,
             max_priority=self.max_priority,
+            hints=self.hints,
             explains=self.explains,
         )
 
@@ -102,11 +109,15 @@ def compile_eviction(eviction: Eviction | None, *, hints: Hints | None = None) -
     Raises ExpressionError, KeyError or UnitError for what ``check`` would have refused.
     """
     max_priority = hints.max_priority if hints is not None else None
+    asks = _compile_hints(hints)
     if eviction is None:
-        return CompiledEviction(max_priority=max_priority)
+        if asks is None:
+            return CompiledEviction(max_priority=max_priority)
+        eviction = Eviction()
     score = None if eviction.score is None else compile_score(eviction.score)
     params = {} if eviction.policy is None else resolved_params(eviction.policy, eviction.params)
-    rules, rules_need_time = _compile_rules(eviction.rules)
+    retained = hints if hints is not None and asks is not None and asks.retains else None
+    rules, rules_need_time = _compile_rules(eviction.rules, retained)
     return CompiledEviction(
         core=eviction.core,
         policy=eviction.policy,
@@ -115,13 +126,29 @@ def compile_eviction(eviction: Eviction | None, *, hints: Hints | None = None) -
         rules=rules,
         tenants=None if eviction.tenants is None else _compile_tenants(eviction.tenants),
         max_priority=max_priority,
+        hints=asks,
         needs_time=rules_need_time or (score is not None and _reads_time(score.fields)),
     )
 
 
-def _compile_rules(rules: tuple[Rule, ...]) -> tuple[tuple[CompiledRule, ...], bool]:
-    weights = sorted({rule.retain.weight for rule in rules if rule.retain is not None})
-    compiled, needs_time = [], False
+def _compile_hints(hints: Hints | None) -> CompiledHints | None:
+    if hints is None or not hints.allow:
+        return None
+    return CompiledHints(
+        allow=frozenset(hints.allow),
+        budget_share=hints.budget,
+        ttl_ms=min(DEFAULT_TTL_MS, hints.max_ttl_ms),
+        max_ttl_ms=hints.max_ttl_ms,
+        classes=frozenset(hints.classes),
+    )
+
+
+def _compile_rules(rules: tuple[Rule, ...], hints: Hints | None) -> tuple[tuple[CompiledRule, ...], bool]:
+    """``hints``: where requests may retain, as a last rule of its own."""
+    weights = sorted(
+        {rule.retain.weight for rule in rules if rule.retain is not None} | ({hints.weight} if hints else set())
+    )
+    compiled, needs_time = [], hints is not None
     for rule in rules:
         match = None if rule.match is None else compile_match(rule.match)
         refuses = None
@@ -144,6 +171,11 @@ def _compile_rules(rules: tuple[Rule, ...]) -> tuple[tuple[CompiledRule, ...], b
                 priority=rule.priority,
             )
         )
+    if hints is not None:
+        level = 1 + weights.index(hints.weight)
+        compiled.append(
+            CompiledRule(HINTS_RULE, _never, is_retain=True, level=level, budget_share=hints.budget, depth_steps=())
+        )
     return tuple(compiled), needs_time
 
 
@@ -157,6 +189,11 @@ def _compile_tenants(tenants: Tenants) -> CompiledTenants:
 
 def _reads_time(fields: frozenset[str]) -> bool:
     return any(name.endswith(_TIME_SUFFIX) for name in fields)
+
+
+def _never(*_: Any) -> bool:
+    """The condition of what only hints bring about."""
+    return False
 
 
 def _always(*_: Any) -> bool:

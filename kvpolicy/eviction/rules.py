@@ -18,7 +18,9 @@ from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, KeyChange, PolicyClock, RequestInfo, UnitMeta
+from kvpolicy.eviction.budget import Budget
 from kvpolicy.eviction.heap import LazyHeap
+from kvpolicy.eviction.hints import HINTS_RULE, Hold
 
 __all__ = ["CompiledRule", "RuleBook"]
 
@@ -39,76 +41,8 @@ class CompiledRule:
     priority: int | None = None
 
 
-class Budget:
-    """The tokens that one rule's units keep resident.
-
-    ``refs[unit]`` is 1 if the unit itself is a member, plus the number of its children on a member's path; the unit's
-    own tokens count while it is above 0. Joining walks up only as far as the path is not counted yet.
-    """
-
-    def __init__(self, limit_tokens: int, members: Any) -> None:
-        self.limit_tokens = limit_tokens
-        self.used_tokens = 0
-        self.members = members  # an Order: what is shed first
-        self.refs: dict[Handle, int] = {}
-
-    def join(self, handle: Handle) -> None:
-        self.members.add(handle)
-        refs = self.refs
-        node: Any = handle
-        while node is not None and node.kvp is not None:
-            count = refs.get(node, 0)
-            refs[node] = count + 1
-            if count:
-                return
-            self.used_tokens += node.kvp.tokens
-            node = node.kvp.parent
-
-    def leave(self, handle: Handle) -> None:
-        self.members.discard(handle)
-        self._release(handle)
-
-    def _release(self, handle: Handle) -> None:
-        refs = self.refs
-        node: Any = handle
-        while node is not None and node in refs:
-            count = refs[node] = refs[node] - 1
-            if count:
-                return
-            del refs[node]
-            self.used_tokens -= node.kvp.tokens
-            node = node.kvp.parent
-
-    def split(self, upper: Handle, lower: Handle, is_member: bool) -> None:
-        """``upper`` took over the first tokens of ``lower``: the same tokens count as before."""
-        if lower in self.refs:
-            self.refs[upper] = 1 + is_member
-        if is_member:
-            self.members.add(upper)
-
-    def trimmed(self, handle: Handle, tokens: int, is_member: bool) -> None:
-        """A run of :attr:`refs` lost that many of its tokens, and has another key now."""
-        self.used_tokens -= tokens
-        if is_member:
-            self.members.discard(handle)
-            self.members.add(handle)
-
-    def forget(self, handle: Handle) -> None:
-        """A unit of :attr:`refs` is resident no more. Its children went before it: its own membership is left."""
-        self.refs[handle] = 1
-        self.leave(handle)
-
-    def check(self) -> None:
-        """Debug: the count from scratch, and the limit."""
-        path: dict[Handle, None] = {}
-        for member in self.members:
-            node: Any = member
-            while node is not None and node.kvp is not None and node not in path:
-                path[node] = None
-                node = node.kvp.parent
-        assert path.keys() == self.refs.keys(), "a rule counts units off its members' paths"
-        assert self.used_tokens == sum(node.kvp.tokens for node in path), "a rule's token count is off"
-        assert self.used_tokens <= self.limit_tokens, "a rule holds more than its budget"
+#: Why a hold lost a unit.
+EXPIRED, EVICTED, OVER_BUDGET, RULED = "expired", "evicted", "over budget", "retained by a rule"
 
 
 class RuleBook:
@@ -124,8 +58,11 @@ class RuleBook:
         divide: Callable[[Handle, int], Handle],
     ) -> None:
         self.rules = rules
-        self._divide = divide
-        self._matches = [rule.match for rule in rules]
+        self.divide = divide
+        #: The place of what hints protect: the last one, if there is one. It matches nothing by itself.
+        self._hints_at = len(rules) - 1 if rules and rules[-1].name == HINTS_RULE else len(rules)
+        self._matches = [rule.match for rule in rules[: self._hints_at]]
+        self.hold_expired: Callable[[Hold], None] | None = None  # told when a hold lost its last unit to its ttl
         self.has_admission = any(rule.refuses is not None for rule in rules)
         self._clock = algorithm.clock
         self._algorithm = algorithm
@@ -179,7 +116,7 @@ class RuleBook:
             outcome, units = self._outcome_of_last(meta)
             if units == meta.units:
                 break
-            upper = self._divide(handle, units)
+            upper = self.divide(handle, units)
             self._apply(handle, meta, outcome)
             handle, meta = upper, upper.kvp
         self._apply(handle, meta, outcome)
@@ -192,7 +129,7 @@ class RuleBook:
             outcome, units = self._outcome_of_last(meta)
             if units == meta.units:
                 break
-            upper = self._divide(handle, units)
+            upper = self.divide(handle, units)
             self._settle(handle, meta, outcome, kept)
             handle, meta = upper, upper.kvp
         self._settle(handle, meta, outcome, kept)
@@ -208,6 +145,8 @@ class RuleBook:
                 index, expiry_ms = outcome, None if rule.ttl_ms is None else meta.touch_ms + rule.ttl_ms
         if index >= 0 and (expiry_ms is None or expiry_ms > self._clock.now_ms):
             self._protect(handle, meta, index, expiry_ms)
+        elif meta.hold_expiry_ms is not None:
+            self._resume_hold(handle, meta)
 
     def _outcome(self, meta: UnitMeta) -> int:
         """The index of the rule that wins, -1 for none."""
@@ -251,11 +190,13 @@ class RuleBook:
                 expiry_ms = None if rule.ttl_ms is None else self._clock.now_ms + rule.ttl_ms
                 self._protect(handle, meta, outcome, expiry_ms)
                 return
-        if meta.rule >= 0:
-            if meta.expiry_ms is None:
-                self.unprotect(handle)
-            else:
+        if 0 <= meta.rule != self._hints_at:
+            if meta.expiry_ms is not None:
                 self._touch_member(handle, meta)
+                return
+            self.unprotect(handle)
+        if meta.hold_expiry_ms is not None:
+            self._resume_hold(handle, meta)
 
     def expire(self) -> None:
         """End every protection whose time is over. Free while the time stands still: a ttl is above 0."""
@@ -263,19 +204,64 @@ class RuleBook:
         if now_ms == self._expired_ms:
             return
         while expiry and (top := expiry.peek()) is not None and top[0] <= now_ms:
-            self.unprotect(top[1])
+            handle = top[1]
+            self.unprotect(handle, EXPIRED)
+            if handle.kvp.hold_expiry_ms is not None:
+                self._resume_hold(handle, handle.kvp)
         self._expired_ms = now_ms
 
-    def unprotect(self, handle: Handle) -> None:
+    def unprotect(self, handle: Handle, why: str = "") -> None:
         meta = handle.kvp
         budget = self._budgets[meta.rule]
         if budget is not None:
             budget.leave(handle)
         if meta.expiry_ms is not None:
             self._expiry.discard(handle)
-        self.held_tokens[meta.rule] -= meta.tokens
+        self._count(meta, -meta.tokens, why)
         meta.rule, meta.expiry_ms = -1, None
         self._moved(handle)
+
+    def _count(self, meta: UnitMeta, tokens: int, why: str = "") -> None:
+        """So many tokens more are protected by ``meta.rule``, or fewer: ``why``, for a hold's report."""
+        self.held_tokens[meta.rule] += tokens
+        if meta.rule == self._hints_at and (hold := meta.hold) is not None:
+            hold.count(tokens)
+            if why:
+                hold.end = why
+                if why == EXPIRED and not hold.held_tokens and self.hold_expired is not None:
+                    self.hold_expired(hold)
+
+    # -- hints --
+
+    @property
+    def hint_limit_tokens(self) -> int:
+        """The longest path that hints can protect."""
+        budget = self._budgets[self._hints_at]
+        assert budget is not None, "hints without a budget"
+        return budget.limit_tokens
+
+    def hold(self, meta: UnitMeta, hold: Hold, expiry_ms: int) -> None:
+        """The unit is covered by ``hold`` from now on; :meth:`run` protects it, unless a rule does."""
+        if meta.rule == self._hints_at and meta.hold is not hold:
+            self._count(meta, -meta.tokens, "taken over by another retain")
+            meta.hold = hold
+            self._count(meta, meta.tokens)
+        meta.hold, meta.hold_expiry_ms = hold, expiry_ms
+
+    def release(self, handle: Handle, why: str) -> None:
+        """No hold covers the unit any more."""
+        meta = handle.kvp
+        if meta.rule == self._hints_at:
+            self.unprotect(handle, why)
+        meta.hold = meta.hold_expiry_ms = None
+
+    def _resume_hold(self, handle: Handle, meta: UnitMeta) -> None:
+        """No rule protects the unit: its hold does, if that is not over."""
+        expiry_ms = meta.hold_expiry_ms
+        if expiry_ms is not None and expiry_ms > self._clock.now_ms:
+            self._protect(handle, meta, self._hints_at, expiry_ms)
+        else:
+            self.release(handle, EXPIRED)
 
     def split(self, upper: Handle, lower: Handle) -> None:
         """``upper.kvp`` is a copy: it is protected as ``lower`` is."""
@@ -292,7 +278,7 @@ class RuleBook:
         """The run lost that many last units."""
         meta = handle.kvp
         if meta.rule >= 0:
-            self.held_tokens[meta.rule] -= units * meta.size_tokens
+            self._count(meta, -units * meta.size_tokens, EVICTED)
         for index, budget in enumerate(self._budgets):
             if budget is not None and handle in budget.refs:
                 budget.trimmed(handle, units * meta.size_tokens, is_member=index == meta.rule)
@@ -305,25 +291,33 @@ class RuleBook:
         if handle.kvp.expiry_ms is not None:
             self._expiry.discard(handle)
         if handle.kvp.rule >= 0:
-            self.held_tokens[handle.kvp.rule] -= handle.kvp.tokens
+            self._count(handle.kvp, -handle.kvp.tokens, EVICTED)
 
     def check(self) -> None:
         for budget in self._budgets:
             if budget is not None:
                 budget.check()
         self._expiry.check()
+        if self._hints_at < len(self.rules):
+            held: dict[Hold, int] = {}
+            for member in self._budgets[self._hints_at].members:  # type: ignore[union-attr]
+                assert member.kvp.hold is not None, "a unit that hints protect without a hold"
+                held[member.kvp.hold] = held.get(member.kvp.hold, 0) + member.kvp.tokens
+            for hold, tokens in held.items():
+                assert hold.held_tokens == tokens, "a hold's tokens were miscounted"
+            assert self.held_tokens[self._hints_at] == sum(held.values()), "what hints hold was miscounted"
 
     def _protect(self, handle: Handle, meta: UnitMeta, index: int, expiry_ms: int | None) -> None:
         budget = self._budgets[index]
         if budget is not None and meta.depth_tokens > budget.limit_tokens:
             if meta.rule >= 0:
-                self.unprotect(handle)
+                self.unprotect(handle, OVER_BUDGET)
             return
         if meta.rule != index:
             if meta.rule >= 0:
-                self.unprotect(handle)
+                self.unprotect(handle, RULED)
             meta.rule = index
-            self.held_tokens[index] += meta.tokens
+            self._count(meta, meta.tokens)
             if budget is not None:
                 budget.join(handle)
             self._moved(handle)
@@ -334,16 +328,18 @@ class RuleBook:
             return
         while (excess_tokens := budget.used_tokens - budget.limit_tokens) > 0:
             weakest = budget.members.peek()[1]
-            self.unprotect(weakest)
+            self.unprotect(weakest, OVER_BUDGET)
+            if index == self._hints_at:
+                weakest.kvp.hold_expiry_ms = None
             if weakest is handle and meta.hits and excess_tokens <= meta.tokens - meta.size_tokens:
                 # Touched from the end on: the last of its units do not fit, those before them do.
-                upper = self._divide(handle, -(-excess_tokens // meta.size_tokens))
+                upper = self.divide(handle, -(-excess_tokens // meta.size_tokens))
                 self._protect(upper, upper.kvp, index, expiry_ms)
                 return
 
     def _set_expiry(self, handle: Handle, meta: UnitMeta, expiry_ms: int | None) -> None:
         if expiry_ms is not None:  # the same rule's ttl, and a clock that never goes back: it only moves later
-            meta.expiry_ms = expiry_ms
+            meta.expiry_ms = max(expiry_ms, meta.expiry_ms or 0)
             self._expiry.add(handle)
 
     def _touch_member(self, handle: Handle, meta: UnitMeta) -> None:

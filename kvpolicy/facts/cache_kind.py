@@ -33,7 +33,11 @@ def report_cache_kind(findings: Findings, engine: str, model: ModelFacts) -> Non
 def asks_for_an_order(policy: Policy, engine: str) -> bool:
     """Whether the policy's eviction needs more than the engine's own order."""
     eviction = policy.eviction
-    if eviction is None or eviction.core == "engine":
+    if eviction is not None and eviction.core == "engine":
+        return False
+    if policy.hints is not None and policy.hints.allow:
+        return True
+    if eviction is None:
         return False
     if eviction.core == "kvpolicy" or eviction.score or eviction.rules or eviction.tenants:
         return True

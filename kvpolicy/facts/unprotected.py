@@ -9,11 +9,12 @@ __all__ = ["protected_share", "unprotected_room"]
 
 
 def protected_share(policy: Policy) -> float:
-    """Largest share of the pool that rules and floors may protect at once, at most 1. A retain without budget: all."""
-    eviction = policy.eviction
+    """Largest share of the pool that rules, hints and floors may protect at once, at most 1. A retain without budget:
+    all."""
+    eviction, hints = policy.eviction, policy.hints
+    share = hints.budget if hints is not None and "retain" in hints.allow else 0.0
     if eviction is None:
-        return 0.0
-    share = 0.0
+        return share
     for rule in eviction.rules:
         if rule.retain is not None:
             share += 1.0 if rule.retain.budget is None else rule.retain.budget
@@ -43,9 +44,10 @@ def unprotected_room(
         text = f"rule '{boundless[0]}' has no budget, so the whole pool may be protected"
         help = "give its retain a budget, like budget: 20%"
     else:
-        text = f"rules and floors may protect {share:.0%} of {pool_tokens:,} tokens, which leaves {room:,}"
+        who = "rules, hints and floors" if policy.hints is not None and policy.hints.allow else "rules and floors"
+        text = f"{who} may protect {share:.0%} of {pool_tokens:,} tokens, which leaves {room:,}"
         help = "lower the budgets and floors, or enlarge the pool"
-    file, line, col = locate("eviction.rules")
+    file, line, col = locate("eviction.rules" if policy.eviction is not None else "hints.budget")
     return Diagnostic(
         file, line, col, "KVP523", "warning",
         f"{text}: less than one request of {largest:,} tokens, which will evict what is protected",

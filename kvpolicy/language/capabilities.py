@@ -37,8 +37,6 @@ MISSING: tuple[Gap, ...] = (
         harmless=(False,),
     ),
     Gap("sglang", "backend.cascade", "SGLang has no cascade attention for shared prefixes", harmless=("off",)),
-    Gap("sglang", "hints.allow", "requests carry no hints yet", harmless=([],)),
-    Gap("sglang", "hints.max_ttl", "requests carry no hints yet"),
     Gap("vllm", "backend.page_native", "vLLM's kernels read pages on every backend", harmless=(True,)),
     Gap(
         "vllm",
@@ -49,8 +47,6 @@ MISSING: tuple[Gap, ...] = (
     Gap("vllm", "allocator.order", "vLLM hands out blocks in the order in which it evicts them"),
     Gap("vllm", "allocator.watermark", "vLLM evicts a block when it hands it out, and never ahead"),
     Gap("vllm", "allocator.guard", "the adapter adds no guard to vLLM's block pool", harmless=("off",)),
-    Gap("vllm", "hints.allow", "requests carry no hints yet", harmless=([],)),
-    Gap("vllm", "hints.max_ttl", "requests carry no hints yet"),
 )
 
 #: Engines whose conflicts matter to a `check` that names no engine.

@@ -11,7 +11,8 @@ from pydantic_core import PydanticCustomError
 from kvpolicy.language.diagnostics import Diagnostic, Severity
 from kvpolicy.language.eviction_words import parameters, policy_word
 from kvpolicy.language.fields import parse_layer_range
-from kvpolicy.language.models import MAX_RULES
+from kvpolicy.language.hints_meaning import hints_of, unused_class, words
+from kvpolicy.language.models import MAX_RULES, Hints
 from kvpolicy.language.tree import Entry, Mapping, Node, Scalar, Sequence
 from kvpolicy.language.units import UnitError, parse_share
 from kvpolicy.language.vocabulary import DTYPE_ALIASES, EVICTION_POLICIES
@@ -20,6 +21,7 @@ __all__ = ["meaning", "rules_of", "section"]
 
 _ACTIONS = ("retain", "admit", "priority")
 _DEFAULT_MAX_FLOORS = 8
+_DEFAULT_HINTS_BUDGET: float = Hints().budget
 #: What status and metrics call the victims that no rule protected.
 _NO_RULE = "none"
 
@@ -43,11 +45,15 @@ def meaning(tree: Mapping) -> Iterator[Diagnostic]:
                 f"the low watermark {_text(low)} lies above the high one {_text(high)}",
                 "swap them",
             )
+    hints = section(tree, "hints")
+    if hints:
+        yield from hints_of(hints, section(tree, "eviction"))
     if eviction := section(tree, "eviction"):
         yield from _order(eviction)
         yield from _rules(eviction)
         yield from _tenants(section(eviction, "tenants"))
-        yield from _promises(eviction)
+        yield from _promises(eviction, hints)
+        yield from unused_class(hints, eviction)
 
 
 def section(tree: Mapping | None, name: str) -> Mapping | None:
@@ -218,8 +224,8 @@ def _floor_below_cap(at: Mapping, floor: float | None, cap: float | None, whose:
         )
 
 
-def _promises(eviction: Mapping) -> Iterator[Diagnostic]:
-    """max_floors * floor + named floors + budgets <= 100 %."""
+def _promises(eviction: Mapping, hints: Mapping | None) -> Iterator[Diagnostic]:
+    """max_floors * floor + named floors + budgets, that of hints too, <= 100 %."""
     parts: list[tuple[str, float]] = []
     places: list[Node] = []
     if tenants := section(eviction, "tenants"):
@@ -240,6 +246,12 @@ def _promises(eviction: Mapping) -> Iterator[Diagnostic]:
         node = retain.child("budget") if isinstance(retain, Mapping) else None
         if node and (share := _share(node)):
             parts.append((f"{_word(rule.child('name'))}'s budget {_text(node)}", share))
+            places.append(node)
+    if hints is not None and "retain" in words(hints.child("allow")):
+        node = hints.child("budget")
+        share = _DEFAULT_HINTS_BUDGET if node is None else _share(node) or 0.0
+        parts.append((f"the hints' budget {share * 100:.6g}%", share))
+        if node is not None:
             places.append(node)
     total = sum(share for _, share in parts)
     if total > 1 + 1e-9:

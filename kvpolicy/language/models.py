@@ -250,9 +250,24 @@ class Eviction(Section):
 class Hints(Section):
     """What a request may ask for itself."""
 
-    allow: List[Literal["retain", "demote"]] = Field((), description="Hints that are honoured; the others are ignored.")
+    allow: List[Literal["retain", "demote", "expire", "class"]] = Field(
+        (), description="Hints that are honoured; the others are refused. None unless named here."
+    )
     max_priority: int | None = Field(None, ge=0, le=2**31 - 1, description="Higher priorities are clamped to this.")
-    max_ttl_ms: DurationMs | None = Field(None, alias="max_ttl", description="Longer ttls are clamped to this.")
+    max_ttl_ms: DurationMs = Field(
+        3_600_000, alias="max_ttl", description="Longer ttls of retain hints are clamped to this."
+    )
+    budget: Share = Field(0.1, description="At most this share of the pool's tokens is protected by retain hints.")
+    weight: float = Field(
+        1.0,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="Where units that hints retain stand among those that rules retain.",
+    )
+    classes: List[Name] = Field(
+        (), max_length=64, description="The names that class hints may give, for rules: request.hint_class."
+    )
 
 
 class Policy(Section):

@@ -12,10 +12,12 @@ from kvpolicy.language.section import Section
 from kvpolicy.language.steps import EVENT_PATTERN, SEGMENT_PATTERN, Event, StepError, parse_event, parse_path
 from kvpolicy.language.units import describe
 
-__all__ = ["NOBODY", "UNPROTECTED", "Amount", "Event", "Expectation", "PolicyTest", "length_of"]
+__all__ = ["HINTS_RULE", "NOBODY", "UNPROTECTED", "Amount", "Event", "Expectation", "PolicyTest", "length_of"]
 
 #: In `evicted_tokens`: what no rule protected. In `tenant_tokens`: requests without a cache_salt.
 UNPROTECTED, NOBODY = "unprotected", "nobody"
+#: What status, metrics and tests call the protection by requests' own hints. No rule can have this name.
+HINTS_RULE = "(hints)"
 
 _AMOUNT = re.compile(r"(<=|>=|<|>)? ?([0-9]{1,12})")
 

@@ -1,7 +1,7 @@
 """The event notation of `tests:`: one line of text -> one :class:`Event`.
 
     [+DURATION] PATH [-> OUTPUT] [xN] [every DURATION] [for DURATION] [tenant=T] [priority=N] [session=S] [lora=L]
-        [hit H]
+        [retain=TTL[,TOKENS]] [demote] [expire] [class=NAME] [hit H]
     [+DURATION] flood NxTOKENS [every DURATION] [tenant=T] ...
 
 PATH is segments with `/` between them, `NAME` or `NAME:TOKENS`; equal paths are equal tokens.
@@ -33,7 +33,8 @@ SEGMENT_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
 EVENT_PATTERN = rf"^ *(\+[0-9.]+ ?(ms|s|m|h) +)?(flood +[0-9]+x[0-9]|{SEGMENT_PATTERN})"
 _SEGMENT = re.compile(rf"(?P<name>{SEGMENT_PATTERN})(:(?P<tokens>\S+))?")
 _FLOOD = re.compile(r"(?P<count>[0-9]+)x(?P<tokens>\S+)")
-EVENT_WORDS = ("->", "every", "flood", "for", "hit", "tenant=", "priority=", "session=", "lora=", "x3")
+EVENT_WORDS = ("->", "every", "flood", "for", "hit", "tenant=", "priority=", "session=", "lora=", "retain=",
+               "demote", "expire", "class=", "x3")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class Event:
     priority: int | None = None
     session: str | None = None
     lora: str | None = None
+    retain_ms: int | None = None  # the hints that the request carries: retain's ttl, ...
+    retain_tokens: int | None = None  # ... and how much of the prefix
+    demote: bool = False
+    expire: bool = False
+    hint_class: str | None = None
     hit: int | str | None = None  # expected of the last request: tokens, "all", "none", or a segment of the path
     hit_offset: int = 0  # of the word `hit` in the text
 
@@ -131,6 +137,15 @@ def _modified(event: Event, word: str, at: int, words: list[tuple[str, int]]) ->
         return _set(event, at, priority=int(value))
     if equals and key == "priority":
         raise StepError(f"a priority is a whole number, not '{value[:20]}'", "write priority=-1", at + len(key) + 1)
+    if equals and key == "class" and value:
+        return _set(event, at, hint_class=value)
+    if equals and key == "retain":
+        ttl, comma, tokens = value.partition(",")
+        at += len(key) + 1
+        retain_tokens = _tokens(tokens, at + len(ttl) + 1) if comma else None
+        return _set(event, at, retain_ms=_duration(ttl, at), retain_tokens=retain_tokens)
+    if word in ("demote", "expire"):
+        return _set(event, at, **{word: True})
     if event.flood_tokens is None:
         if re.fullmatch(r"x[0-9]+", word):
             return _set(event, at, repeat=_count(word[1:], at + 1))
@@ -158,8 +173,8 @@ def _modified(event: Event, word: str, at: int, words: list[tuple[str, int]]) ->
 
 
 def _set(event: Event, at: int, **changes: object) -> Event:
-    for name in changes:
-        if getattr(event, name) != getattr(Event(""), name):
+    for name, value in changes.items():
+        if value is not None and getattr(event, name) != getattr(Event(""), name):
             raise StepError("it is said twice", "keep one of the two", at)
     return replace(event, **changes)  # type: ignore[arg-type]
 

@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from kvpolicy.language.diagnostics import Diagnostic, Severity
 from kvpolicy.language.fields import WRITTEN, did_you_mean
+from kvpolicy.language.hints_meaning import words
 from kvpolicy.language.meaning import rules_of, section
-from kvpolicy.language.policy_tests import NOBODY, UNPROTECTED, Event, Expectation, PolicyTest, length_of
+from kvpolicy.language.policy_tests import HINTS_RULE, NOBODY, UNPROTECTED, Event, Expectation, PolicyTest, length_of
 from kvpolicy.language.tree import Mapping, Node, Sequence, to_plain
 
 __all__ = ["MAX_TEST_TOKENS", "tests_meaning"]
@@ -23,6 +24,9 @@ def tests_meaning(tree: Mapping) -> Iterator[Diagnostic]:
     tests = tree.child("tests")
     eviction = section(tree, "eviction")
     rules = [str(to_plain(name)) for rule in (rules_of(eviction) if eviction else ()) if (name := rule.child("name"))]
+    hints = section(tree, "hints")
+    if hints is not None and "retain" in words(hints.child("allow")):
+        rules.append(HINTS_RULE)
     names: dict[str, int] = {}
     for item in tests.items if isinstance(tests, Sequence) else ():
         if not isinstance(item, Mapping):

@@ -16,6 +16,8 @@ __all__ = ["WIDTH", "Snapshot", "frame"]
 WIDTH = 80
 #: Tenants and rules shown at most.
 _ROWS = 8
+#: Latest hints shown at most.
+_HINTS = 5
 
 Block = Mapping[str, Any]
 
@@ -48,6 +50,9 @@ def _frame(now: Snapshot, before: Snapshot | None) -> Iterator[str]:
             yield _hits(now, before)
         yield ""
         yield from _rules(block, earlier, seconds)
+        if hints := block.get("hints"):
+            yield ""
+            yield from _hints(hints)
         if tenants := block.get("tenants"):
             yield ""
             yield from _tenants(tenants, block)
@@ -135,6 +140,24 @@ def _rules(block: Block, earlier: Block | None, seconds: float) -> Iterator[str]
             f"{number(evicted.get(name, 0)):>14}{rate:>9}"
             f"{share(again.get(name, 0), evicted.get(name, 0)) if block.get('why') else '':>11}"
         )
+
+
+def _hints(hints: Block) -> Iterator[str]:
+    """What became of requests' hints, by action, and the latest ones by their action_id."""
+    counted = "; ".join(
+        f"{action} " + ", ".join(f"{number(count)} {outcome}" for outcome, count in outcomes.items())
+        for action, outcomes in hints["counts"].items()
+    )
+    yield f"hints      {counted or 'none so far'}"
+    if latest := hints["latest"][:_HINTS]:
+        yield f"{'latest by action_id':<24}{'':<9}{'':<10}{'holds':>10}{'at most':>10}  then"
+    for hint in latest:
+        held, most = hint["held_tokens"], hint["most_held_tokens"]
+        yield (
+            f"{_cut(hint['action_id'], 23):<24}{hint['action']:<9}{hint['outcome']:<10}"
+            f"{'' if held is None else number(held):>10}{'' if most is None else number(most):>10}"
+            f"  {_cut(hint['ended'] or hint['why'] or '', 60)}"
+        ).rstrip()
 
 
 def _tenants(tenants: Sequence[Mapping[str, Any]], block: Block) -> Iterator[str]:

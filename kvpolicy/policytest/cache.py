@@ -8,10 +8,11 @@ is papered over by a fallback.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from kvpolicy.eviction.base import RequestInfo
+from kvpolicy.eviction.envelope import Action, Envelope
 from kvpolicy.language.policy_tests import NOBODY, UNPROTECTED, Event
 from kvpolicy.replay.pages import Pager
 from kvpolicy.replay.requests import Request
@@ -83,9 +84,10 @@ class SmallCache(Simulator):
         """The hit tokens of the event's last request. Raises Violation."""
         self._now_ms += event.after_ms
         self._events += 1
-        info = RequestInfo(event.tenant, event.priority, event.session, event.lora)
+        who = RequestInfo(event.tenant, event.priority, event.session, event.lora)
         hit = 0
         for number in range(event.repeat):
+            info = replace(who, hints=self._hints(event))
             self._now_ms += event.every_ms if number else 0
             if event.flood_tokens is not None:
                 self._floods += 1
@@ -105,6 +107,20 @@ class SmallCache(Simulator):
         if self.index.counters.fallbacks:
             raise Violation(f"a fault inside the policy: {self.index.counters.last_fault}")
         return hit
+
+    def _hints(self, event: Event) -> Envelope | None:
+        """What one of the event's requests asks for itself."""
+        name = f"step {self._events}"
+        actions: list[Action] = []
+        if event.expire:
+            actions.append(Action(name, "expire"))
+        if event.retain_ms is not None:
+            actions.append(Action(name, "retain", ttl_ms=event.retain_ms, tokens=event.retain_tokens))
+        if event.demote:
+            actions.append(Action(name, "demote"))
+        if event.hint_class is not None:
+            actions.append(Action(name, "class", class_name=event.hint_class))
+        return Envelope(tuple(actions)) if actions else None
 
     def drain(self) -> Iterator[Victim]:
         """Evict unit by unit what can be evicted. Raises Violation when something evictable is left over."""

@@ -89,7 +89,7 @@ def observed(policy: Policy, compiled: CompiledEviction) -> tuple[CompiledEvicti
     coverage = Coverage()
     written = policy.eviction.rules if policy.eviction is not None else ()
     rules: list[CompiledRule] = []
-    for rule, text in zip(compiled.rules, written, strict=True):
+    for rule, text in zip(compiled.rules, written, strict=False):
         reach = RuleCoverage(rule.name, Condition(text.match or ""), text.match is not None)
         coverage.rules.append(reach)
         if rule.refuses is not None:
@@ -99,6 +99,7 @@ def observed(policy: Policy, compiled: CompiledEviction) -> tuple[CompiledEvicti
             inner = [(c, _truth(c.text)) for c in _conditions(text.match)]
             rules.append(replace(rule, match=_noting(rule.match, reach.match, inner)))
         reach.conditions = [condition for condition, _ in inner]
+    rules += compiled.rules[len(written) :]  # what hints protect, which no condition decides
     score = compiled.score
     if score is not None and (found := [(c, _truth(c.text)) for c in _conditions(score.text)]):
         coverage.score = [condition for condition, _ in found]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from kvpolicy.language.models import Policy
+from kvpolicy.language.models import Hints, Policy
 from kvpolicy.language.steps import Event, parse_event
 from kvpolicy.policytest.cache import SmallCache, Violation
 from kvpolicy.replay.simulator import Eviction
@@ -38,12 +38,18 @@ def random_workload(rng: random.Random, policy: Policy) -> Workload:
         1000,
         *(ttl + extra for retain in retains if (ttl := retain.ttl_ms) for extra in (-1, 0, 1) if ttl + extra),
     ]
+    hints = policy.hints if policy.hints is not None and policy.hints.allow else None
+    if hints is not None:
+        waits += [hints.max_ttl_ms, 60_000]
     tenants = [*(eviction.tenants.named if eviction and eviction.tenants else ()), "t1", "t2", "t3"]
-    steps = [_step(rng, [name for name, _ in lengths], waits, tenants, pages * page) for _ in range(rng.randint(4, 40))]
+    names = [name for name, _ in lengths]
+    steps = [_step(rng, names, waits, tenants, pages * page, hints) for _ in range(rng.randint(4, 40))]
     return Workload(pages * page, page, rng.choice(("node", "page")), lengths, tuple(steps))
 
 
-def _step(rng: random.Random, names: list[str], waits: list[int], tenants: list[str], pool: int) -> str:
+def _step(
+    rng: random.Random, names: list[str], waits: list[int], tenants: list[str], pool: int, hints: Hints | None
+) -> str:
     words = [f"+{rng.choice(waits)}ms"] if rng.random() < 0.5 else []
     if rng.random() < 0.1:
         words += ["flood", f"{rng.randint(1, 6)}x{rng.randint(1, max(1, pool // 2))}"]
@@ -59,6 +65,11 @@ def _step(rng: random.Random, names: list[str], waits: list[int], tenants: list[
     for key, values in (("tenant", tenants), ("priority", range(-2, 4)), ("session", "pqr"), ("lora", "x")):
         if rng.random() < (0.4 if key in ("tenant", "priority") else 0.1):
             words.append(f"{key}={rng.choice(list(values))}")
+    if hints is not None and rng.random() < 0.4:
+        retain = f"retain={rng.choice(waits)}ms", f"retain=1h,{rng.randint(1, pool)}"
+        words.append(rng.choice((*retain, "demote", "expire")))
+    if hints is not None and hints.classes and rng.random() < 0.2:
+        words.append(f"class={rng.choice(hints.classes)}")
     return " ".join(words)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "EVICT_SECONDS",
     "FALLBACKS",
     "FRAGMENTATION",
+    "HINTS",
     "HISTOGRAMS",
     "INFO",
     "LABELS",
@@ -64,6 +65,9 @@ HISTOGRAMS = {
         "kvpolicy_reuse_after_eviction_requests", "Requests from an eviction until its content came back."
     ),
 }
+HINTS = Metric(
+    "kvpolicy_hints", "Hints of requests by action (retain, ...) and what became of them.", ("action", "outcome")
+)
 PROTECTED = Metric("kvpolicy_protected_tokens", "Cached tokens that a rule protects now.", ("rule",))
 #: By the key in the status's `traffic`; where the policy keeps metadata.
 TRAFFIC = {

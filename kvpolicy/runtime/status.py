@@ -15,6 +15,7 @@ from .metrics import HISTOGRAMS
 
 if TYPE_CHECKING:
     from kvpolicy.eviction.ghosts import Histogram, Miss
+    from kvpolicy.eviction.hints import HintBook, HintReport
     from kvpolicy.eviction.index import EvictionIndex
     from kvpolicy.eviction.tenants import CompiledTenants, Tenant
     from kvpolicy.eviction.watermark import Watermark
@@ -85,6 +86,7 @@ def block(active: ActivePolicy) -> dict[str, Any]:
         "fallbacks": fallbacks(active),
         "last_fault": getattr(counters, "last_fault", "") or None,
         **({"protected": protected} if (protected := _protected(index)) else {}),
+        **({"hints": _hints(index.hints)} if index is not None and index.hints is not None else {}),
         **({"tenants": tenants} if (tenants := _tenants(active)) else {}),
         **({"traffic": _traffic(active.traffic)} if index is not None and index.needs_metadata else {}),
         **({"why": why} if (why := _why(index)) is not None else {}),
@@ -98,6 +100,31 @@ def _protected(index: EvictionIndex | None) -> dict[str, dict[str, int | None]]:
         return {}
     return {
         rule: {"tokens": held, "budget_tokens": counted} for rule, (held, counted) in index.protected_tokens().items()
+    }
+
+
+def _hints(book: HintBook) -> dict[str, Any]:
+    """What became of requests' hints: counts by action and outcome, and the latest ones by their action_id."""
+    counts: dict[str, dict[str, int]] = {}
+    for (action, outcome), count in book.counts.items():
+        counts.setdefault(action, {})[outcome] = count
+    now = book.clock.request_seq
+    return {"counts": counts, "latest": [_hint(report, now) for report in reversed(book.recent.values())]}
+
+
+def _hint(report: HintReport, now_seq: int) -> dict[str, Any]:
+    hold = report.hold
+    return {
+        "action_id": report.action_id,
+        "action": report.action,
+        "outcome": report.outcome,
+        "why": report.why or None,
+        "ago_requests": now_seq - report.seq,
+        "ttl_s": None if hold is None else hold.ttl_ms / 1000,
+        "held_tokens": None if hold is None else hold.held_tokens,
+        "most_held_tokens": None if hold is None else hold.most_tokens,
+        "ended": (hold.end or None) if hold is not None and not hold.held_tokens else None,
+        "demoted_tokens": report.demoted_tokens,
     }
 
 

@@ -16,6 +16,7 @@ def compiled(
     rules: list[dict[str, Any]] | None = None,
     tenants: dict[str, Any] | None = None,
     max_priority: int | None = None,
+    hints: dict[str, Any] | None = None,
 ) -> CompiledEviction:
     section = Eviction(
         policy=policy,
@@ -24,4 +25,4 @@ def compiled(
         rules=tuple(Rule.model_validate(rule) for rule in rules or []),
         tenants=None if tenants is None else Tenants.model_validate(tenants),
     )
-    return compile_eviction(section, hints=Hints(max_priority=max_priority))
+    return compile_eviction(section, hints=Hints.model_validate({"max_priority": max_priority, **(hints or {})}))

@@ -26,11 +26,14 @@ eviction:
     - name: system
       match: request.priority == 3 and not is_output
       retain: {weight: 8, ttl: 600s, budget: 25%}
+    - name: agents
+      match: request.hint_class == 'agent'
+      retain: {weight: 4, ttl: 600s, budget: 20%}
   tenants: {by: cache_salt, named: {gold: {floor: 20%}, noisy: {cap: 20%}}}
-hints: {max_priority: 5}
+hints: {allow: [retain, demote, expire, class], classes: [agent], max_priority: 5, max_ttl: 600s, budget: 35%}
 """
 
-#: The same without the rule `system` and without the clamp, ordered by priority.
+#: The same without the rule `system`, without the clamp and without hints, ordered by priority.
 PRIORITIES = """\
 eviction:
   policy: priority
@@ -53,6 +56,14 @@ def write_policies(folder: Path, engine_part: str) -> tuple[Path, Path]:
     return paths
 
 
+#: A hint of the most protection, as a request carries it.
+RETAINED = {
+    "protocol_version": "0.1",
+    "message_id": "kept",
+    "actions": [{"action_id": "kept", "action_type": "kv.retain", "action_version": "1.0", "payload": {"ttl": "5m"}}],
+}
+
+
 # -- what a client does ------------------------------------------------------------------------------------------------
 
 
@@ -73,9 +84,17 @@ class Client:
     # -- what each engine does its own way --
 
     def at_once(
-        self, prompts: list[list[int]], new_tokens: int = 2, *, priority: int | None = None, salt: str | None = None
+        self,
+        prompts: list[list[int]],
+        new_tokens: int = 2,
+        *,
+        priority: int | None = None,
+        salt: str | None = None,
+        hints: Any = None,
+        envelope: Any = None,
     ) -> list[int]:
-        """The cached tokens of several requests that are made at the same time."""
+        """The cached tokens of several requests that are made at the same time. `hints` go among the sampling
+        parameters, an `envelope` in the engine's own field where this version has one."""
         raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:
@@ -109,11 +128,15 @@ class Client:
         """Prompts of their own, two at a time, worth FLOOD_POOLS times the pool; their tokens."""
         tokens = 0
         while tokens < FLOOD_POOLS * POOL_TOKENS:
-            prompts = [self.prompt(1000 + self.flooded + i, self.flood_prompt_tokens) for i in range(2)]
-            self.flooded += 2
-            assert self.at_once(prompts, **request) == [0, 0]
-            tokens += 2 * self.flood_prompt_tokens
+            tokens += self.flood_some(2, **request)
         return tokens
+
+    def flood_some(self, count: int, **request: Any) -> int:
+        """So many prompts of their own, at the same time; their tokens."""
+        prompts = [self.prompt(1000 + self.flooded + i, self.flood_prompt_tokens) for i in range(count)]
+        self.flooded += count
+        assert self.at_once(prompts, **request) == [0] * count
+        return count * self.flood_prompt_tokens
 
 
 def under_rules(client: Client) -> dict[str, Any]:
@@ -177,9 +200,10 @@ def unadmitted(client: Client) -> dict[str, Any]:
 
 def under_priorities(client: Client) -> dict[str, Any]:
     ask, flood = client.ask, client.flood
-    system, low, high, vip, raised = 1, 2, 3, 4, 5
+    system, low, high, vip, raised, hinted = 1, 2, 3, 4, 5, 6
     ask(system, priority=3), ask(low, priority=1), ask(high, priority=4), ask(vip, priority=9)
     ask(raised, salt="raised")
+    ask(hinted, priority=1, hints=RETAINED)
     flood(priority=3)
     seen = {
         "the rule removed": ask(system, priority=3),
@@ -187,6 +211,7 @@ def under_priorities(client: Client) -> dict[str, Any]:
         "high": ask(high, priority=4),
         "priority below no clamp": ask(vip, priority=9),
         "raised by rule": ask(raised, salt="raised"),
+        "retained by a hint that is not allowed": ask(hinted, priority=1),
     }
     flood(priority=8)
     seen["high, later"] = ask(high, priority=4)
@@ -235,6 +260,7 @@ def assert_unadmitted(seen: dict[str, Any]) -> None:
 def assert_priorities(seen: dict[str, Any], cached_tokens: int) -> None:
     assert seen["the rule removed"] == 0
     assert seen["low"] == 0
+    assert seen["retained by a hint that is not allowed"] == 0
     assert seen["high"] == cached_tokens
     assert seen["priority below no clamp"] == cached_tokens
     assert seen["raised by rule"] == cached_tokens

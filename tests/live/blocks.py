@@ -7,10 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from kvpolicy.eviction import RequestInfo
+from kvpolicy.eviction.envelope import read_envelope
+from kvpolicy.hints import action, envelope
 from kvpolicy.runtime import status
 from kvpolicy.runtime.active import Setting
 from tests.inside.activation import activate
 
+#: By the number of the request; the second is above the policy's max_ttl.
+HINTS: dict[int, Any] = {
+    150: envelope(action("retain", "early", ttl="1s")),
+    196: envelope(action("retain", "late", ttl="5m"), action("demote", "one-off")),
+    198: "{",
+}
 POOL_TOKENS = 1600
 PAGE_TOKENS = 16
 
@@ -22,7 +30,7 @@ def healthy_block() -> dict[str, Any]:
         "rules": [{"name": "kept", "match": "hits >= 1", "retain": {"weight": 2, "budget": "25%"}}],
         "tenants": {"cap": "90%", "named": {"gold": {"floor": "10%", "cap": "90%"}}},
     }
-    active = activate("sglang", eviction)
+    active = activate("sglang", eviction, hints={"allow": ["retain"], "max_ttl": "1m", "budget": "25%"})
     active.name, active.digest = "live-test", "ab" * 32
     active.compiled = replace(active.compiled, eviction=replace(active.compiled.eviction, explains=True))
     active.pool_tokens = POOL_TOKENS
@@ -32,7 +40,8 @@ def healthy_block() -> dict[str, Any]:
     units: list[Any] = []
     for number in range(200):
         index.clock.arrive(number * 100)
-        request = RequestInfo(cache_salt=("gold", "a secret salt")[number % 2])
+        hints = read_envelope(HINTS[number]) if number in HINTS else None
+        request = RequestInfo(cache_salt=("gold", "a secret salt")[number % 2], hints=hints)
         hit = number % 4 == 3 and units
         active.traffic.asked(48, 48 if hit else 0, PAGE_TOKENS, request.cache_salt)
         if hit:

@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         lambda block: block["why"].update(evicted_before_reuse_tokens={"none": 3000}),
         "evicted tokens (",
     ),
-    "KVP733": ("warning", lambda block: block["protected"]["kept"].update(tokens=1500), "protect 94% of the pool"),
+    "KVP733": ("warning", lambda block: block["protected"]["kept"].update(tokens=1500), "protect 97% of the pool"),
     "KVP734": ("info", lambda block: block.update(evicted_tokens={}, evictions={}), "nothing was evicted"),
 }
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from kvpolicy.eviction import CompiledEviction, KeyChange, RequestInfo
+from kvpolicy.eviction.envelope import Action, Envelope
 from kvpolicy.live import preparation as module
 from kvpolicy.live.off import Retirement, records_only
 from kvpolicy.live.preparation import Both, Preparation
@@ -302,6 +303,50 @@ def test_a_rule_that_left_the_policy_protects_no_more_and_a_new_one_does_from_th
     assert not swapped(tree, POLICIES["hits"]).is_protected(tree.nodes[1])
     tree.arrive(25)
     assert not swapped(tree, POLICIES["rules"]).is_protected(tree.nodes[1])  # its 20 s are over
+
+
+def hinting(**hints: Any) -> CompiledEviction:
+    return compiled("lru", hints={"allow": ["retain", "demote", "class"], "classes": ["a"], "budget": 0.3, **hints})
+
+
+def test_hints_carry_over_as_far_as_the_next_policy_allows_them() -> None:
+    tree = Tree(hinting().make_index(POOL_TOKENS))
+    actions = Action("r", "retain", ttl_ms=100_000), Action("d", "demote"), Action("c", "class", class_name="a")
+    kept, demoted, named = (tree.insert(size=4, request=RequestInfo(hints=Envelope((each,)))) for each in actions)
+    tree.insert(size=4)
+    tree.arrive(40)
+    assert victims(tree, swapped(tree, hinting())) == victims(tree, tree.index)
+    index = tree.index
+    assert (index.rule_of(kept), index.meta(demoted).is_demoted, index.meta(named).hint_class) == ("(hints)", True, "a")
+    assert index.hints is not None
+    assert [index.hints.recent[name].outcome for name in "rdc"] == ["accepted"] * 3
+    report = index.hints.recent["r"]
+    assert (report.hold.held_tokens, report.hold.most_tokens) == (4, 4)
+    index.check()
+    tree.arrive(56)  # 100 s after it was asked for, less three requests of a second each
+    index.begin()
+    index.end()
+    assert index.is_protected(kept)
+    tree.arrive(1)
+    index.begin()
+    index.end()
+    assert not index.is_protected(kept)
+    assert index.hints.counts["retain", "expired"] == 1
+
+
+def test_hints_that_the_next_policy_does_not_allow_end_with_the_swap() -> None:
+    tree = Tree(hinting().make_index(POOL_TOKENS))
+    for each in (Action("d", "demote"), Action("r", "retain", ttl_ms=100_000)):
+        tree.insert(size=4, request=RequestInfo(hints=Envelope((each,))))
+    demoted, kept = tree.nodes
+    index = swapped(tree, hinting(max_ttl_ms=10_000))
+    assert index.meta(kept).hold_expiry_ms == index.clock.now_ms + 10_000
+    for after in (hinting(allow=["class"]), POLICIES["rules"]):
+        index = swapped(tree, after)
+        assert not index.is_protected(kept)
+        assert not index.meta(demoted).is_demoted
+        assert index.meta(kept).hold is None
+        tree.index.check()
 
 
 class Broken(Exception):

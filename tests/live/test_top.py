@@ -46,6 +46,14 @@ def test_what_a_frame_says() -> None:
     assert re.search(r"^#1 ", text, re.M)
 
 
+def test_what_a_frame_says_of_hints() -> None:
+    text = "\n".join(lines(healthy_block()))
+    assert "hints      retain 1 accepted, 1 clamped; demote 1 refused; envelope 1 ignored" in text
+    assert re.search(r"^late +retain +clamped +48 +48  ttl 300 s is\.\.\.$", text, re.M)
+    assert re.search(r"^early +retain +accepted +0 +48  retained by.*$", text, re.M)
+    assert re.search(r"^one-off +demote +refused +the policy's.*$", text, re.M)
+
+
 def test_rates_are_since_the_frame_before() -> None:
     block, earlier = healthy_block(), healthy_block()
     earlier["evicted_tokens"]["none"] -= 480

@@ -12,10 +12,12 @@ import random
 import sys
 import time
 from collections import Counter
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hinting
 import keeping
 from subject import Subject, tell
 
@@ -36,9 +38,20 @@ class Client(keeping.Client):
         cache_time.time = SimpleNamespace(monotonic_ns=lambda: int(self.now_s * 1e9))
 
     def at_once(
-        self, prompts: list[list[int]], new_tokens: int = 2, *, priority: int | None = None, salt: str | None = None
+        self,
+        prompts: list[list[int]],
+        new_tokens: int = 2,
+        *,
+        priority: int | None = None,
+        salt: str | None = None,
+        hints: Any = None,
+        envelope: Any = None,
     ) -> list[int]:
-        own = {"priority": priority, "cache_salt": salt}
+        own: dict[str, Any] = {"priority": priority, "cache_salt": salt}
+        if envelope is not None and "kv_hints" in signature(self.subject.engine.generate).parameters:
+            own["kv_hints"] = envelope  # 0.5.23
+        elif (given_hints := hints if hints is not None else envelope) is not None:
+            own["custom_params"] = {"kv_hints": given_hints}
         given = {name: value for name, value in own.items() if value is not None}
         return [answer["meta_info"]["cached_tokens"] for answer in self.subject.generate(prompts, new_tokens, **given)]
 
@@ -84,7 +97,10 @@ def storm(client: Client) -> dict[str, Any]:
 
 def main() -> None:
     model, text, rules, priorities = sys.argv[1:]
-    steps = {rules: (keeping.under_rules, keeping.unadmitted, storm), priorities: (keeping.under_priorities,)}
+    steps = {
+        rules: (keeping.under_rules, hinting.under_hints, keeping.unadmitted, storm),
+        priorities: (keeping.under_priorities,),
+    }
     for policy, observe in steps.items():
         with Subject(model, policy, keeping.POOL_TOKENS, chunked_prefill_size=CHUNK_TOKENS) as subject:
             client = Client(subject, Path(text))

@@ -42,6 +42,8 @@ class Subject:
 
     def generate(self, prompt: str | list[int] | list[list[int]], new_tokens: int = 2, **request: Any) -> Any:
         sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+        if (custom := request.pop("custom_params", None)) is not None:
+            sampling["custom_params"] = custom
         given = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
         return self.engine.generate(**given, sampling_params=sampling, **request)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.inside.hinting import assert_hints
 from tests.inside.keeping import assert_priorities, assert_rules, assert_unadmitted, write_policies
 from tests.proofs.engines import assert_no_complaint, assert_sound, start, with_witness
 from tools.environment import CHECKOUT, EngineEnv
@@ -33,6 +34,8 @@ def test_what_stays(
     assert_rules(rules["seen"], CACHED_TOKENS)
     assert_unadmitted(rules["seen"])
     assert_priorities(priorities["seen"], CACHED_TOKENS)
+    assert_hints(rules["seen"], rules["state"]["kvpolicy"]["hints"], CACHED_TOKENS)
+    assert "hints" not in priorities["state"]["kvpolicy"]
     assert_calm(rules["seen"])
     for told in (rules, priorities):
         assert_sound(told["state"])

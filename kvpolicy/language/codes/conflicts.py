@@ -27,10 +27,10 @@ CONFLICTS = codes(
         "KVP601",
         "not honoured on this engine yet",
         "The field is part of the language, but this version's adapter for the engine does nothing with it. It is "
-        "never ignored silently: remove it, drop it for one engine (`engines: {sglang: {hints: null}}`), or set "
+        "never ignored silently: remove it, drop it for one engine (`engines: {sglang: {backend: null}}`), or set "
         "`cache.on_conflict: warn`.",
-        bad="hints: {allow: [retain]}\n",
-        good="hints: {allow: [retain]}\nengines: {sglang: {hints: null}}\n",
+        bad="backend: {cascade: auto}\n",
+        good="backend: {cascade: auto}\nengines: {sglang: {backend: null}}\n",
         args=("--engine", "sglang"),
     ),
     Code(

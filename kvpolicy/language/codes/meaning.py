@@ -69,7 +69,7 @@ MEANING = codes(
     Code(
         "KVP308",
         "more promised than there is",
-        "max_floors * floor + named floors + retain budgets must leave the pool no smaller than 100 %.",
+        "max_floors * floor + named floors + retain budgets, that of hints too, must be at most 100 % of the pool.",
         bad="eviction:\n  policy: lru\n  tenants: {floor: 10%, max_floors: 8, named: {gold: {floor: 30%}}}\n",
         good="eviction:\n  policy: lru\n  tenants: {floor: 5%, max_floors: 8, named: {gold: {floor: 30%}}}\n",
     ),
@@ -119,7 +119,7 @@ MEANING = codes(
         "KVP316",
         "the engine's core cannot do this",
         "`core: engine` keeps the engine's own tree core, which knows its built-in orders only: no scores, rules, "
-        "tenants or orders of ours.",
+        "tenants, hints or orders of ours.",
         bad="eviction: {core: engine, policy: gdsf}\n",
         good="eviction: {core: engine, policy: lru}\n",
     ),
@@ -143,5 +143,13 @@ MEANING = codes(
         "Two ranges overlap and name different dtypes.",
         bad='cache: {kv_dtype: {default: fp8_e4m3, layers: {"0-3": bf16, "2-5": fp8_e5m2}}}\n',
         good='cache: {kv_dtype: {default: fp8_e4m3, layers: {"0-3": bf16, "4-5": fp8_e5m2}}}\n',
+    ),
+    Code(
+        "KVP330",
+        "hints in vain",
+        "A word of `hints:` has no effect while the hint that it is about is not in `allow`, or a rule waits for "
+        "`request.hint_class` and no request can have one.",
+        bad="hints: {allow: [demote], budget: 20%}\n",
+        good="hints: {allow: [retain, demote], budget: 20%}\n",
     ),
 )

@@ -80,6 +80,7 @@ def _request(owner: str) -> dict[str, Field]:
               low=-EXACT, integer=True, optional=True),
         Field("request.session_id", Kind.TEXT, f"{owner}.session_id", "the session", optional=True),
         Field("request.lora", Kind.TEXT, f"{owner}.lora", "the LoRA adapter", optional=True),
+        Field("request.hint_class", Kind.TEXT, f"{owner}.hint_class", "the class that a hint gave it", optional=True),
     )  # fmt: skip
 
 

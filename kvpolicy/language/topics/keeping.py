@@ -44,32 +44,30 @@ tests:
     Topic(
         "hints",
         "how a client or router tells the policy what it knows",
-        "Rules see four things of a request, on every engine and in replay: `request.priority`, "
-        "`request.cache_salt`, `request.session_id` and `request.lora`. A router that knows more (this agent "
-        "pauses for a tool, this prompt has cache_control, this workflow step runs next) maps it to one of them, "
-        "usually to ranges of the priority, and rules say what each range means.\n\n"
-        "A unit's priority is the largest that its requests had, so a hint can raise it and never lower it: let it "
-        "end with `ttl`, or let it fade in a score. `hints.max_priority` clamps what clients may ask for. Where "
-        "the engine schedules by priority too, the same number also decides who runs first.\n\n"
-        "Envelopes of their own (kv_hints actions like retain, demote or quota, in the body of a request) are not "
-        "read: this version carries none from the API to the cache. `hints.allow` and `hints.max_ttl` are words "
-        "kept for them, and `kvpolicy check` says where they have no effect (KVP601).",
+        "A request may carry a `kv_hints` envelope with actions: kv.retain (keep this prefix for a ttl), kv.demote "
+        "(it goes first), kv.expire (a retain is over) and kv.class (rules see the name as `request.hint_class`). The "
+        "policy decides: what `hints.allow` does not name is refused, ttls are clamped to `hints.max_ttl`, all "
+        "retains together hold at most `hints.budget` of the pool, softly, and `hints.weight` places them among the "
+        "rules. Without `allow`, envelopes are not looked at.\n\n"
+        "The envelope travels in the engines' own field where a version has one (SGLang 0.5.23; vLLM 0.32, in "
+        "Python), and everywhere in `custom_params` (SGLang) or `vllm_xargs` (vLLM, as JSON text). "
+        "`kvpolicy.hints.from_cache_control` makes one of Anthropic's cache_control marks. The status and "
+        "`kvpolicy top` say by action_id what became of each. docs/hints.md has all of it.\n\n"
+        "Where nobody can send envelopes, rules see four more things of a request: `request.priority`, "
+        "`request.cache_salt`, `request.session_id` and `request.lora`. A unit's priority is the largest that its "
+        "requests had, clamped to `hints.max_priority`; where the engine schedules by priority too, the same number "
+        "also decides who runs first.",
         example="""\
-hints: {max_priority: 9}
-eviction:
-  policy: priority
-  rules:
-    - name: will-return
-      match: request.priority >= 5
-      retain: {weight: 4, ttl: 5m, budget: 40%}
+hints: {allow: [retain, demote], max_ttl: 10m, budget: 40%}
+eviction: {policy: lru}
 tests:
   - name: one that will return is kept, one that is over goes first
     pool: 100
     segments: {paused: 20, over: 20, other: 20}
     steps:
-      - paused priority=5
+      - paused retain=5m
       - other
-      - over priority=-1
+      - over demote
       - next: [over, other, paused]
 """,
     ),
@@ -138,8 +136,8 @@ tests:
         "`depth_tokens <= 512` is [0, 512). Rules from the top give each range its weight and ttl.\n\n"
         "Where a border can lie depends on what the engine evicts: by page (vLLM) at every page; by node (SGLang) "
         "where two prompts part, since a node goes as a whole and counts with its end. A range inside one request "
-        "that differs from request to request (this message, not that one) cannot be named: it would need the hint "
-        "of `kvpolicy explain hints`.",
+        "that differs from request to request (this message, not that one) cannot be named; its beginning, up to so "
+        "many tokens, can: by a retain hint (`kvpolicy explain hints`).",
         example="""\
 eviction:
   policy: lru

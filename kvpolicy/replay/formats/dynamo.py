@@ -44,7 +44,9 @@ class Dynamo(Format):
             output_tokens=fields.count(row, "output_length", lines, default=0),
             blocks=fields.blocks(row, "hash_ids", lines, input_tokens, self.info.block_tokens),
             info=RequestInfo(
-                session_id=fields.text(row, "session_id", lines), priority=fields.integer(row, "priority", lines)
+                session_id=fields.text(row, "session_id", lines),
+                priority=fields.integer(row, "priority", lines),
+                hints=fields.hints(row),
             ),
         )
         self._arrival[name] = request.arrival_ms

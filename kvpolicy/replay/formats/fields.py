@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from kvpolicy.eviction.envelope import HINTS_KEY, Envelope, read_envelope
 from kvpolicy.replay.lines import Lines
 from kvpolicy.replay.pages import number_of
 
-__all__ = ["blocks", "count", "integer", "milliseconds", "text", "tokens"]
+__all__ = ["blocks", "count", "hints", "integer", "milliseconds", "text", "tokens"]
 
 
 def count(row: dict[str, Any], key: str, lines: Lines, default: int | None = None) -> int:
@@ -67,6 +68,12 @@ def integer(row: dict[str, Any], key: str, lines: Lines) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise lines.fail(f"'{key}' is {_show(value)}, expected a whole number")
+
+
+def hints(row: dict[str, Any]) -> Envelope | None:
+    """What the request asked for itself: the envelope that the server was sent. As there, what cannot be read is
+    counted, and asks for nothing."""
+    return read_envelope(row.get(HINTS_KEY, row.get("hints")))
 
 
 def text(row: dict[str, Any], key: str, lines: Lines) -> str | None:

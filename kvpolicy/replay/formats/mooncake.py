@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvpolicy.eviction.base import RequestInfo
 from kvpolicy.replay.formats import fields
 from kvpolicy.replay.formats.base import Format
-from kvpolicy.replay.requests import Request, TraceInfo
+from kvpolicy.replay.requests import NOBODY, Request, TraceInfo
 
 __all__ = ["Mooncake"]
 
@@ -29,11 +30,12 @@ class Mooncake(Format):
         return self.info
 
     def row(self, row: Any) -> Iterable[Request]:
-        input_tokens = fields.count(row, "input_length", self.lines)
+        input_tokens, hints = fields.count(row, "input_length", self.lines), fields.hints(row)
         request = Request(
             arrival_ms=fields.milliseconds(row, "timestamp", self.lines),
             input_tokens=input_tokens,
             output_tokens=fields.count(row, "output_length", self.lines, default=0),
             blocks=fields.blocks(row, "hash_ids", self.lines, input_tokens, self.info.block_tokens),
+            info=NOBODY if hints is None else RequestInfo(hints=hints),
         )
         return (request,)

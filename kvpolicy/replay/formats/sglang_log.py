@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo
+from kvpolicy.eviction.envelope import Envelope
 from kvpolicy.replay.formats import fields
 from kvpolicy.replay.formats.base import Format
 from kvpolicy.replay.formats.tokens import make_request
@@ -120,6 +121,7 @@ class SGLangLog(Format):
             priority=fields.integer(obj, "priority", lines),
             session_id=session.get("id") if isinstance(session, dict) else fields.text(obj, "session_id", lines),
             lora=obj["lora_path"] if isinstance(obj.get("lora_path"), str) else None,
+            hints=fields.hints(obj) or _hints_in(obj.get("sampling_params")),
         )
         duration_ms = max(0, int((end_s - opened.arrival_s) * 1000))
         return make_request(self._relative_ms(opened.arrival_s), prompt, output, info, duration_ms)
@@ -138,3 +140,8 @@ class SGLangLog(Format):
 
     def _relative_ms(self, at_s: float) -> int:
         return max(0, int((at_s - (self._first_s or 0.0)) * 1000))
+
+
+def _hints_in(params: object) -> Envelope | None:
+    custom = params.get("custom_params") if isinstance(params, dict) else None
+    return fields.hints(custom) if isinstance(custom, dict) else None

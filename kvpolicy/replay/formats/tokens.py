@@ -56,6 +56,7 @@ class Tokens(Format):
             priority=fields.integer(row, "priority", lines),
             session_id=fields.text(row, "session_id", lines),
             lora=fields.text(row, "lora", lines),
+            hints=fields.hints(row),
         )
         return (make_request(arrival_ms, prompt, output, info),)
 

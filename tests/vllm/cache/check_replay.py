@@ -18,6 +18,7 @@ from kvpolicy.eviction import EvictionIndex, RequestInfo
 from kvpolicy.eviction.algorithms import adaptive
 from kvpolicy.eviction.algorithms.reuse_rate import ReuseRate
 from kvpolicy.eviction.algorithms.tlru import TLRU
+from kvpolicy.eviction.envelope import read_envelope
 from kvpolicy.replay import requests as replay
 from kvpolicy.replay.simulator import Eviction, Simulator
 
@@ -42,15 +43,36 @@ POLICIES: dict[str, dict[str, Any]] = {
     "rules": {"policy": "lru", "rules": RULES},
     "lfu with rules": {"policy": "lfu", "rules": RULES},
     "tenants": {"policy": "lru", "tenants": TENANTS},
+    "hints": {"policy": "lru", "rules": RULES[1:2]},
+    "lfu with hints": {"policy": "lfu"},
     "rules and tenants": {"policy": "lru", "rules": RULES, "tenants": {**TENANTS, "floor": "5%"}},
 }
+
+
+#: What requests may ask for where the policy's name has "hints"; some prompts are longer than the budget.
+HINTS = {"allow": ["retain", "demote", "expire"], "max_ttl": "60s", "budget": "20%"}
+
+
+def asked(rng: random.Random, number: int) -> dict[str, Any]:
+    """A request's envelope: a retain of all, or of its first tokens, and what else may come."""
+    kinds = rng.choice([[], [], [], ["retain"], ["retain"], ["retain", "retain"], ["demote"], ["expire"],
+                        ["retain", "demote"]])  # fmt: skip
+    payloads: dict[str, Any] = {"retain": {"ttl": rng.choice(["20s", "30s", "2m"])}, "demote": {}, "expire": {}}
+    actions = []
+    for at, kind in enumerate(kinds):
+        payload = dict(payloads[kind])
+        if kind == "retain" and rng.random() < 0.5:
+            payload["tokens"] = rng.randrange(1, 12 * BLOCK_TOKENS)
+        actions.append({"action_id": f"{number}.{at}", "action_type": f"kv.{kind}", "action_version": "1.0",
+                        "payload": payload})  # fmt: skip
+    return {"actions": actions}
 
 
 def stream(seed: int, count: int = 220) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     stems = [[rng.randrange(1000) for _ in range(BLOCK_TOKENS * rng.randrange(1, 7))] for _ in range(9)]
     requests, arrival_ms = [], 0
-    for _ in range(count):
+    for number in range(count):
         arrival_ms += rng.choice([0, 500, 1000, 9000])
         tokens = rng.choice(stems) + [rng.randrange(1000) for _ in range(BLOCK_TOKENS * rng.randrange(0, 5))]
         requests.append(
@@ -59,6 +81,7 @@ def stream(seed: int, count: int = 220) -> list[dict[str, Any]]:
                 "salt": rng.choice([None, "a", "b", "c"]),
                 "priority": rng.choice([0, 0, 0, -1, 1, 3, 9]),
                 "arrival_ms": arrival_ms,
+                "kv_hints": asked(rng, number),
             }
         )
     return requests
@@ -76,13 +99,16 @@ def watch(index: EvictionIndex, name: Any) -> list[Any]:
     return victims
 
 
-def run(eviction: dict[str, Any], seed: int) -> tuple[Driver, list[Any], list[Any], list[Any], list[Any]]:
+def run(
+    eviction: dict[str, Any], seed: int, hints: dict[str, Any] | None = None
+) -> tuple[Driver, list[Any], list[Any], list[Any], list[Any]]:
     """(driver, hits and victims of vLLM, hits and victims of replay)."""
-    driver = Driver(BLOCKS + 1, eviction, hints={"max_priority": 5})
+    hints = {"max_priority": 5, **(hints or {})}
+    driver = Driver(BLOCKS + 1, eviction, hints=hints)
     # One pool size for shares: replay's capacity.
     index = driver.pool.guard.units.index
     index.reset(BLOCKS * BLOCK_TOKENS)
-    compiled = activate("vllm", eviction, hints={"max_priority": 5}).compiled.eviction
+    compiled = activate("vllm", eviction, hints=hints).compiled.eviction
     simulator = Simulator(
         Eviction("replay", compiled.make_index, compiled.needs_metadata), BLOCKS * BLOCK_TOKENS, BLOCK_TOKENS, "page"
     )
@@ -91,7 +117,8 @@ def run(eviction: dict[str, Any], seed: int) -> tuple[Driver, list[Any], list[An
     for wanted in stream(seed):
         request = driver.request(**wanted)
         pages = list(request.block_hashes)
-        info = RequestInfo(cache_salt=wanted["salt"], priority=wanted["priority"] or None)
+        info = RequestInfo(cache_salt=wanted["salt"], priority=wanted["priority"] or None,
+                           hints=read_envelope(wanted["kv_hints"]))  # fmt: skip
         row = replay.Request(1_000_000 + wanted["arrival_ms"], len(wanted["tokens"]), 0, pages, pages, info)
         expected.append(simulator.request(row, pages, len(pages), pages))
         hits.append(driver.start(request))
@@ -107,7 +134,8 @@ def run(eviction: dict[str, Any], seed: int) -> tuple[Driver, list[Any], list[An
 def check_replay_and_vllm_agree(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Replay gives S3-FIFO no names of contents, hence no ghosts.
     monkeypatch.setattr(EvictionIndex, "needs_content_key", property(lambda self: False))
-    driver, hits, victims, expected, expected_victims = run(POLICIES[policy], seed)
+    hints = HINTS if "hints" in policy else None
+    driver, hits, victims, expected, expected_victims = run(POLICIES[policy], seed, hints)
     assert hits == expected
     assert victims == expected_victims
     assert len(victims) > 100

@@ -7,11 +7,14 @@ Tells one object of named observations.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import hinting
 import keeping
+import msgspec
 from subject import Subject, tell
 
 BLOCK_TOKENS = 32
@@ -27,10 +30,24 @@ class Client(keeping.Client):
         self.subject = subject
 
     def at_once(
-        self, prompts: list[list[int]], new_tokens: int = 2, *, priority: int | None = None, salt: str | None = None
+        self,
+        prompts: list[list[int]],
+        new_tokens: int = 2,
+        *,
+        priority: int | None = None,
+        salt: str | None = None,
+        hints: Any = None,
+        envelope: Any = None,
     ) -> list[int]:
-        # A priority for the policy alone, as a client of a server gives it.
-        own: dict[str, Any] = {} if priority is None else {"vllm_xargs": {"kvpolicy_priority": priority}}
+        # A priority for the policy alone, and hints, as a client of a server gives them.
+        own: dict[str, Any] = {}
+        arguments: dict[str, Any] = {} if priority is None else {"kvpolicy_priority": priority}
+        if envelope is not None and (typed := _typed(envelope)) is not None:
+            own["kv_hints"] = typed
+        elif (given := hints if hints is not None else envelope) is not None:
+            arguments["kv_hints"] = json.dumps(given)
+        if arguments:
+            own["vllm_xargs"] = arguments
         names = [self.subject.add(prompt, new_tokens, salt=salt, **own) for prompt in prompts]
         return [int(answer.num_cached_tokens) for answer in self.subject.run(names)]
 
@@ -44,7 +61,19 @@ class Client(keeping.Client):
         return self.subject.witness()
 
 
-STEPS = {"rules": (keeping.under_rules, keeping.unadmitted), "priorities": (keeping.under_priorities,)}
+def _typed(envelope: dict[str, Any]) -> Any:
+    """vLLM's own envelope, where this version has one."""
+    try:
+        from vllm.v1.kv_hints import KvHintsEnvelope
+    except ImportError:
+        return None
+    return msgspec.convert(envelope, KvHintsEnvelope)
+
+
+STEPS = {
+    "rules": (keeping.under_rules, hinting.under_hints, keeping.unadmitted),
+    "priorities": (keeping.under_priorities,),
+}
 
 
 def main() -> None:

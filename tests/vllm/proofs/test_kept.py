@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.hinting import assert_hints
 from tests.inside.keeping import assert_priorities, assert_rules, assert_unadmitted, write_policies
 from tests.programs import run_all
 from tests.vllm.proofs.engines import assert_sound, start
@@ -24,6 +25,8 @@ def test_what_stays(vllm_env: Callable[..., EngineEnv], real_model: Path, tmp_pa
     assert_rules(rules["seen"], CACHED_TOKENS)
     assert_unadmitted(rules["seen"])
     assert_priorities(priorities["seen"], CACHED_TOKENS)
+    assert_hints(rules["seen"], rules["kvpolicy"]["hints"], CACHED_TOKENS)
+    assert "hints" not in priorities["kvpolicy"]
     for told in (rules, priorities):
         assert_sound(told)
         assert told["kvpolicy"]["core"] == "kvpolicy"
