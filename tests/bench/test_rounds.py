@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvpolicy.bench.base import Failed, Target, Traffic, Window
+from kvpolicy.bench import servers
+from kvpolicy.bench.base import BenchError, Failed, Target, Traffic, Window
 from kvpolicy.bench.report import Setting, render, report_of
 from kvpolicy.bench.run import run_rounds
 from kvpolicy.cli.main import main
+from kvpolicy.live.client import LiveError
 
 TRAFFIC = Traffic(requests=40, shared_tokens=2048, groups=4)
 
@@ -98,6 +100,29 @@ def test_failed_requests_end_it_and_name_the_side() -> None:
 
     with pytest.raises(Failed, match=r"^B, round 2: 3 of 40 requests failed$"):
         run_rounds(FakeSide("A"), FakeSide("B"), TRAFFIC, 6, 10, lambda _: None, fails_late)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"data": [{"id": "m", "owned_by": "sglang", "root": "/models/m"}]}, ("sglang", "m", "/models/m")),
+        ({"data": [{"id": "m", "owned_by": "vllm", "root": None}]}, ("vllm", "m", "m")),
+        ({"data": [{"id": "m", "owned_by": "ollama"}]}, "a server of ollama, neither sglang nor vllm"),
+        ({"data": []}, "names no model"),
+        ({"models": []}, "names no model"),
+    ],
+)
+def test_what_serves_at_a_url(monkeypatch: pytest.MonkeyPatch, answer: dict[str, object], expected: object) -> None:
+    """`owned_by` and `root` as SGLang and vLLM answer them."""
+    monkeypatch.setattr(servers, "request_json", lambda *_, **__: answer)
+    if isinstance(expected, str):
+        with pytest.raises((BenchError, LiveError), match=expected):
+            servers.target_at("host:1", None, None)
+        return
+    target = servers.target_at("host:1/", None, None)
+    assert (target.engine, target.model, target.tokenizer) == expected
+    assert (target.url, target.is_ours) == ("http://host:1", False)
+    assert servers.target_at("host:1", "/other", None).tokenizer == "/other"
 
 
 @pytest.mark.parametrize(

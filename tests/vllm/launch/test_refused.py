@@ -29,8 +29,7 @@ def test_explicit_flags_against_the_policy(vllm_env: VllmEnv, tiny_model: Path, 
 
 
 def test_a_cascade_where_vllm_has_none(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path) -> None:
-    policy = write_policy(tmp_path)
-    policy.write_text(policy.read_text() + "backend: {cascade: auto}\n")
+    policy = write_policy(tmp_path, ("  attention: cpu_attn", "  attention: cpu_attn\n  cascade: auto"))
     done = launch(vllm_env(), tiny_model, "--kv-policy", str(policy))
     assert done.returncode == 1
     assert_said(done, f"backend.cascade: the policy asks for auto at {policy}:")
