@@ -40,7 +40,7 @@ POLICY = "apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {name: plain}\nevic
 
 @dataclass
 class Client:
-    """Keeps one connection a thread: opening them would be measured too."""
+    """Keeps one connection a thread, for one window: servers close idle ones in between."""
 
     port: int
     local: threading.local = field(default_factory=threading.local)
@@ -68,8 +68,9 @@ def prompts(rng: random.Random, args: argparse.Namespace, shared: list[list[int]
     ]
 
 
-def window(client: Client, pool: futures.ThreadPoolExecutor, requests: list[list[int]], new_tokens: int) -> float:
+def window(port: int, pool: futures.ThreadPoolExecutor, requests: list[list[int]], new_tokens: int) -> float:
     """Requests/s."""
+    client = Client(port)
     started_s = time.perf_counter()
     made = sum(pool.map(lambda prompt: client.complete(prompt, new_tokens), requests))
     assert made == len(requests) * new_tokens
@@ -88,17 +89,17 @@ def until(true: Any, limit_s: float, what: str) -> Any:
 def measure(url: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(1)
     shared = [[rng.randrange(10, args.vocabulary) for _ in range(args.shared_tokens)] for _ in range(args.prefixes)]
-    client, flats = Client(port), [load_policy(name, args.engine).flat for name in POLICIES]
+    flats = [load_policy(name, args.engine).flat for name in POLICIES]
     rates: dict[int, list[float]] = {0: [], len(flats): []}
     microseconds, missed, told = [], 0, 0
     with futures.ThreadPoolExecutor(args.in_flight) as pool:
-        window(client, pool, prompts(rng, args, shared), args.new_tokens)  # warm
+        window(port, pool, prompts(rng, args, shared), args.new_tokens)  # warm
         for number in range(2 * args.windows):
             count = (0, len(flats))[(number + number // 2) % 2]  # 0 4 4 0 0 4 ...: neither always goes first
             if count:
                 add_shadows(url, flats)
                 until(lambda: shadows_of(url).get("active"), 120, "the ghosts started")
-            rates[count].append(window(client, pool, prompts(rng, args, shared), args.new_tokens))
+            rates[count].append(window(port, pool, prompts(rng, args, shared), args.new_tokens))
             print(f"window {number:3d}  {count} shadows  {rates[count][-1]:8.2f} requests/s", flush=True)
             if count:
                 seen = shadows_of(url)
@@ -156,6 +157,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(own)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # of `timeout`: the server must end too
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
