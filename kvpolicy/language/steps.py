@@ -61,13 +61,13 @@ class Event:
     priority: int | None = None
     session: str | None = None
     lora: str | None = None
+    hit: int | str | None = None  # expected of the last request: tokens, "all", "none", or a segment of the path
+    hit_offset: int = 0  # of the word `hit` in the text
     retain_ms: int | None = None  # the hints that the request carries: retain's ttl, ...
     retain_tokens: int | None = None  # ... and how much of the prefix
     demote: bool = False
     expire: bool = False
     hint_class: str | None = None
-    hit: int | str | None = None  # expected of the last request: tokens, "all", "none", or a segment of the path
-    hit_offset: int = 0  # of the word `hit` in the text
 
     @property
     def names(self) -> tuple[str, ...]:

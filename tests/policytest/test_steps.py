@@ -34,6 +34,13 @@ def test_an_event_with_everything() -> None:
     )
 
 
+def test_the_hints_of_an_event() -> None:
+    event = parse_event("sys:128 retain=5m,64 demote expire class=agent hit none")
+    assert (event.retain_ms, event.retain_tokens, event.demote, event.expire) == (300_000, 64, True, True)
+    assert (event.hint_class, event.hit) == ("agent", "none")
+    assert parse_event("sys:128 retain=250ms").retain_tokens is None
+
+
 def test_a_flood() -> None:
     event = parse_event("flood 40x2k every 1s tenant=t")
     assert (event.repeat, event.flood_tokens, event.every_ms, event.tenant, event.path) == (40, 2000, 1000, "t", ())
@@ -42,6 +49,9 @@ def test_a_flood() -> None:
 #: step, column of the mistake in it, part of the message
 BAD = [
     ("+10s", 1, "no request"),
+    ("sys:4 retain=soon", 14, "duration"),
+    ("sys:4 retain=5m,x", 17, "token count"),
+    ("sys:4 demote demote", 14, "said twice"),
     ("+10 sys:4", 2, "needs a unit"),
     ("sys:4//ana:4", 7, "empty segment"),
     ("sys:4/9a:4", 7, "'9a:4' is no segment"),
