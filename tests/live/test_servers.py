@@ -56,7 +56,7 @@ def _serving(
 
 def _events(engine: str) -> tuple[str, str]:
     """One port a kind of server: tests run side by side."""
-    endpoint = f"tcp://127.0.0.1:{EVENTS[engine]}"
+    endpoint = f"tcp://*:{EVENTS[engine]}"  # with another host both engines connect instead of listening
     enable = {"enable_kv_cache_events": True} if engine == "vllm" else {}
     return "--kv-events-config", json.dumps({**enable, "publisher": "zmq", "endpoint": endpoint})
 
@@ -146,8 +146,8 @@ def test_a_real_server(serving: tuple[Server, int]) -> None:
     assert f"KVP722 warning: 100 of 120 prompts (83%) are shorter than a page of {page} tokens" in found
 
     # What a router hears, while requests with salts come.
-    endpoint = next(word for word in running.process.args if "tcp://" in str(word))  # type: ignore[union-attr]
-    events = ("--kv-events", json.loads(str(endpoint))["endpoint"], "--format", "json")
+    endpoint = next(word for word in running.process.args if "tcp://*" in str(word))  # type: ignore[union-attr]
+    events = ("--kv-events", json.loads(str(endpoint))["endpoint"].replace("*", "127.0.0.1"), "--format", "json")
     with ThreadPoolExecutor() as pool_of_one:
         asked = [
             pool_of_one.submit(ask, "doctor", running, *events, "--listen", "6", "--router-page-size", size, code=code)
