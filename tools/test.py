@@ -57,7 +57,7 @@ def main(selection: list[str]) -> int:
             "lint": ["ruff", "check", "."],
             "types": ["mypy"],
             # The core first, then engines; two at a time, for a small machine with two cores.
-            "core tests": ["pytest", "-q", "-n", "2", "-m", f"not ({NEEDS_ENGINE} or gpu or soak)"],
+            "core tests": ["pytest", "-q", "-n", "2", "-m", f"not ({NEEDS_ENGINE} or gpu)"],
             "engine tests": ["pytest", "-q", "-n", "2", "--dist", "worksteal", "--durations=15", "-m", engines],
         }
         for name, (tool, *arguments) in checks.items():

@@ -67,11 +67,13 @@ def test_a_minute(soak: Start) -> None:
     soaked(soak, CI_ENGINE, 60, 5)
 
 
+@pytest.mark.server
 @pytest.mark.soak
 def test_a_minute_of_the_other_engine(soak: Start) -> None:
     soaked(soak, OTHER_ENGINE, 60, 5)
 
 
+@pytest.mark.server
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("engine", PAGE)
@@ -79,6 +81,7 @@ def test_half_an_hour(soak: Start, engine: str) -> None:
     soaked(soak, engine, 1800, 15)
 
 
+@pytest.mark.server
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", PAGE)
 def test_a_hundred_swaps_in_a_minute(soak: Start, engine: str) -> None:
@@ -96,6 +99,7 @@ def test_a_hundred_swaps_in_a_minute(soak: Start, engine: str) -> None:
         assert running.server.status()["live"]["swaps"] >= 90  # to the policy that runs is none
 
 
+@pytest.mark.server
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", PAGE)
 @pytest.mark.parametrize(
