@@ -201,8 +201,9 @@ class _Checker:
             name = f"request.{tree.attr}"
             if name in self.fields:
                 return read(self.fields[name])
-            close = difflib.get_close_matches(name, [f for f in self.fields if f.startswith("request.")], 1, 0.7)
-            help = f"did you mean `{close[0]}`?" if close else f"a request has {self.request_fields()}"
+            parts = [field.removeprefix("request.") for field in self.fields if field.startswith("request.")]
+            close = difflib.get_close_matches(tree.attr, parts, 1, 0.66)
+            help = f"did you mean `request.{close[0]}`?" if close else f"a request has {self.request_fields()}"
             raise self.error(tree, f"unknown field `{name}`", help)
         raise self.error(
             tree,
