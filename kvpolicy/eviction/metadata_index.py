@@ -373,12 +373,13 @@ class MetadataIndex(EvictionIndex):
             meta.hint_class = self.hints.ruling(request).class_name
         return meta
 
-    def _decide(self, handle: Handle, divided: Iterable[Handle]) -> None:
-        """Run the rules over what was inserted or touched, and what hints divided from it."""
+    def _decide(self, handle: Handle, divided: Sequence[Handle]) -> None:
+        """Run the rules over what was inserted or touched, after what hints divided from it: a budget hears of parents
+        first, as it does of single units."""
         if self._rules is not None:
-            self._rules.run(handle)
-            for upper in divided:
+            for upper in reversed(divided):
                 self._rules.run(upper)
+            self._rules.run(handle)
 
     def _divide_run(self, handle: Handle, units: int) -> Handle:
         if self.divider is None:

@@ -69,7 +69,7 @@ def asked(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 def stream(seed: int, count: int = 220) -> list[dict[str, Any]]:
-    rng = random.Random(seed)
+    rng, hinting = random.Random(seed), random.Random(seed + 1000)
     stems = [[rng.randrange(1000) for _ in range(BLOCK_TOKENS * rng.randrange(1, 7))] for _ in range(9)]
     requests, arrival_ms = [], 0
     for number in range(count):
@@ -81,7 +81,7 @@ def stream(seed: int, count: int = 220) -> list[dict[str, Any]]:
                 "salt": rng.choice([None, "a", "b", "c"]),
                 "priority": rng.choice([0, 0, 0, -1, 1, 3, 9]),
                 "arrival_ms": arrival_ms,
-                "kv_hints": asked(rng, number),
+                "kv_hints": asked(hinting, number),
             }
         )
     return requests
