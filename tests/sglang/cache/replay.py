@@ -98,13 +98,14 @@ def failing(original: Callable[..., Any], name: str, nth: int) -> Callable[..., 
 @contextmanager
 def failing_score(fault: str) -> Iterator[None]:
     """`key@N`: the score itself fails. Orders are made with it, hence before the index is."""
-    make_rank = score._rank
+    make_rank, make_ranks = score._rank, score._ranks
     nth = int(fault.partition("@")[2])
     score._rank = lambda evaluate, clock: make_rank(failing(evaluate, "key", nth), clock)
+    score._ranks = lambda evaluate, clock: make_ranks(failing(evaluate, "key", nth), clock)
     try:
         yield
     finally:
-        score._rank = make_rank
+        score._rank, score._ranks = make_rank, make_ranks
 
 
 def run(fault: str, steps: int, seed: int, skew_ms: int) -> dict[str, Any]:
