@@ -9,7 +9,7 @@ from kvpolicy.language import LoadResult, load_policy
 
 from .client import Forbidden, HttpFailure, LiveError, NoPolicy, NotAKvpolicyServer, request_json
 
-__all__ = ["Refused", "Running", "apply_off", "apply_policy", "load_for", "rollback", "running"]
+__all__ = ["Refused", "Running", "apply_off", "apply_policy", "load_for", "post", "rollback", "running"]
 
 #: One slice of the cache is prepared between two steps: seconds, for a large cache and slow steps minutes.
 TIMEOUT_S = 600.0
@@ -70,22 +70,28 @@ def apply_policy(
     url: str, flat: dict[str, Any], source: str, *, expect_digest: str | None = None, api_key: str | None = None
 ) -> dict[str, Any]:
     """Swap to a flattened policy; the server's answer. Raises Refused where the server kept its own, and LiveError."""
-    return _post(url, "apply", {"policy": flat, "source": source, "expect_digest": expect_digest}, api_key)
+    return post(url, "apply", {"policy": flat, "source": source, "expect_digest": expect_digest}, api_key, "applied")
 
 
 def apply_off(url: str, *, expect_digest: str | None = None, api_key: str | None = None) -> dict[str, Any]:
     """Leave everything to the engine."""
-    return _post(url, "apply", {"off": True, "expect_digest": expect_digest}, api_key)
+    return post(url, "apply", {"off": True, "expect_digest": expect_digest}, api_key, "applied")
 
 
 def rollback(url: str, *, expect_digest: str | None = None, api_key: str | None = None) -> dict[str, Any]:
     """Return to the policy before the last change."""
-    return _post(url, "rollback", {"expect_digest": expect_digest}, api_key)
+    return post(url, "rollback", {"expect_digest": expect_digest}, api_key, "applied")
 
 
-def _post(url: str, path: str, body: dict[str, Any], api_key: str | None) -> dict[str, Any]:
+def post(
+    url: str, path: str, body: dict[str, Any], api_key: str | None, expect: str, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """What a kvpolicy server answers at that route: an object with the key ``expect``.
+
+    Raises Refused, with the server's reasons, and LiveError.
+    """
     try:
-        answer = request_json(url, f"/kvpolicy/{path}", body, api_key=api_key, timeout_s=TIMEOUT_S)
+        answer = request_json(url, f"/kvpolicy/{path}", body, api_key=api_key, timeout_s=timeout_s)
     except Forbidden:
         raise
     except HttpFailure as failure:
@@ -94,6 +100,6 @@ def _post(url: str, path: str, body: dict[str, Any], api_key: str | None) -> dic
                 f"{url} has no /kvpolicy/{path}: no policy, or several tokenizer workers"
             ) from None
         raise Refused(failure.status, failure.answer) from None
-    if not isinstance(answer, dict) or "applied" not in answer:
+    if not isinstance(answer, dict) or expect not in answer:
         raise NotAKvpolicyServer(f"{url}/kvpolicy/{path} answers something else than kvpolicy does")
     return answer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .apply import Refused
-from .client import Forbidden, HttpFailure, NotAKvpolicyServer, request_json
+from .apply import post
 
 __all__ = ["add_shadows", "clear_shadows", "record"]
 
@@ -34,17 +33,5 @@ def record(url: str, for_s: float, *, api_key: str | None = None) -> list[dict[s
 def _engines(
     url: str, path: str, body: dict[str, Any], api_key: str | None, timeout_s: float = TIMEOUT_S
 ) -> list[dict[str, Any]]:
-    try:
-        answer = request_json(url, f"/kvpolicy/{path}", body, api_key=api_key, timeout_s=timeout_s)
-    except Forbidden:
-        raise
-    except HttpFailure as failure:
-        if failure.status == 404:
-            raise NotAKvpolicyServer(
-                f"{url} has no /kvpolicy/{path}: no policy, or several tokenizer workers"
-            ) from None
-        raise Refused(failure.status, failure.answer) from None
-    engines = answer.get("engines") if isinstance(answer, dict) else None
-    if not isinstance(engines, list):
-        raise NotAKvpolicyServer(f"{url}/kvpolicy/{path} answers something else than kvpolicy does")
+    engines: list[dict[str, Any]] = post(url, path, body, api_key, "engines", timeout_s)["engines"]
     return engines
