@@ -13,6 +13,7 @@ from typing import Any
 from kvpolicy.eviction.base import RequestInfo
 
 from .cache_guard import EvictionGuard
+from .cache_nodes import node_finder
 from .cache_requests import RequestState, is_health_check, state_of
 from .cache_touch import after, before
 
@@ -122,12 +123,11 @@ def _protected_tokens(req: Any) -> int:
 def attach_unified(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], str]) -> Metadata:
     """Stamp the nodes of a UnifiedRadixCache on the Python tree core. Its handles are node numbers."""
     core = cache.tree_core
-    arena = lambda: core._node_arena  # noqa: E731 -- replaced at reset
     metadata = Metadata(
         guard,
         root=lambda: core.root_node,
         leaves=lambda: core.evictable_device_leaves,
-        node_of=lambda handle: arena().get(handle) if isinstance(handle, int) else None,
+        node_of=node_finder(cache),
         lora_name=lora_name,
     )
     after(guard, core, "_add_new_node", lambda node, *_: metadata.added(node))
@@ -142,7 +142,7 @@ def attach_radix(cache: Any, guard: EvictionGuard, lora_name: Callable[[str], st
         guard,
         root=lambda: cache.root_node,
         leaves=lambda: cache.evictable_leaves,
-        node_of=lambda handle: handle if hasattr(handle, "children") else None,
+        node_of=node_finder(cache),
         lora_name=lora_name,
     )
     after(guard, cache, "_record_store_event", lambda _result, node, *_: metadata.added(node))

@@ -17,7 +17,7 @@ from kvpolicy.runtime import carry, flags, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, set_current
 from kvpolicy.runtime.loading import activate
 
-from . import built, fragmentation, live_carrier, metrics, pool_hooks, probe, resolution
+from . import attention_cascade_hooks, built, fragmentation, live_carrier, metrics, pool_hooks, probe, resolution
 from .hooks import HookSet
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class _Child:
             handshake.report_failure(self.carried.handshake_dir, message)
             raise
 
+    def _cache(self) -> Any:
+        assert self.built is not None
+        return self.built().cache
+
     def _build(self, original: Callable[..., Any], scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:
         """Around `Scheduler.__init__`."""
         active = self.active
@@ -83,7 +87,10 @@ class _Child:
                     f"but carries policy {active.digest[:12]}"
                 )
             self.hooks.verify()
+            cascade = attention_cascade_hooks.install(active, self.hooks, server_args, self._cache)
             original(scheduler, server_args, *args, **kwargs)
+            if cascade is not None:
+                cascade.settle(scheduler.tp_worker.model_runner)
             self.require_pool(scheduler.token_to_kv_pool_allocator.get_kvcache())
             resolution.compare_built(active, built.built_values(scheduler))
             active.kv_pool = built.built_pool(scheduler)

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from kvpolicy.attention.cost import Constants, Heads, Reads, flat_ms
 
-__all__ = ["Group", "Node", "Worth", "by_cost", "by_thresholds", "grouped", "shared_segments"]
+__all__ = ["Group", "Node", "Worth", "by_cost", "by_thresholds", "grouped", "shared_segments", "with_ancestors"]
 
 
 class Node(Protocol):
@@ -92,6 +92,27 @@ def grouped(segments: Sequence[Group[N]], worth: Worth) -> list[Group[N]]:
     if sum(saving for saving in savings if saving > 0) <= worth.fixed:
         return []
     return [segment for segment, saving in zip(segments, savings, strict=True) if saving > 0]
+
+
+def with_ancestors(segments: Sequence[Group[N]], chosen: Sequence[Group[N]]) -> list[Group[N]]:
+    """``chosen`` and every segment above one of them, in the order of ``segments`` (parents before children).
+
+    What a request has of its own then begins where its groups end, in one piece. A segment above is shared by at least
+    as many, so what it costs to read once is little.
+    """
+    wanted = {id(segment) for segment in chosen}  # of objects that live in `segments`: no order comes of it
+    above: dict[int, Group[N]] = {}
+    parents: list[Group[N] | None] = []
+    for segment in segments:
+        parents.append(above.get(segment.requests[0]))
+        above.update(dict.fromkeys(segment.requests, segment))
+    kept = []
+    for segment, parent in zip(reversed(segments), reversed(parents), strict=True):
+        if id(segment) in wanted:
+            kept.append(segment)
+            if parent is not None:
+                wanted.add(id(parent))
+    return kept[::-1]
 
 
 def shared_segments(held: Sequence[N | None], tokens_of: Callable[[N], int]) -> list[Group[N]]:

@@ -38,3 +38,8 @@ H200_FIRST_ROW = Row(Load(32, 8192, 256, 1), 0.423, 0.215, 0.247, 0.46, 0.90)
 WORST_HELD_OUT = 0.09
 
 CONSTANTS: dict[str, Constants] = {"h200": fit("h200", _H200_SOURCE, _H200_HEADS, H200_ROWS)}
+
+
+def cascade_constants() -> Constants:
+    """Of our own kernel."""
+    return CONSTANTS["h200"]

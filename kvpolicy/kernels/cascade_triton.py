@@ -22,7 +22,17 @@ try:
 except ImportError:  # nothing here can run
     triton = None
 
-__all__ = ["CascadePlan", "CascadeShape", "PagedPart", "available", "cascade_attention", "plan_cascade"]
+__all__ = [
+    "CascadePlan",
+    "CascadeShape",
+    "Launch",
+    "PagedPart",
+    "available",
+    "cascade_attention",
+    "plan_cascade",
+    "processors",
+    "shape_for",
+]
 
 _LOG2_E = 1.4426950408889634
 
@@ -36,12 +46,12 @@ class PagedPart(NamedTuple):
 
 
 class CascadeShape(NamedTuple):
-    """How the work is cut up: to be tuned (`benchmarks/cascade.py --tune`)."""
+    """How the work is cut up; the best of 36 on an H200 (`benchmarks/cascade.py --tune`)."""
 
-    block_m: int = 64  # queries of one KV head in a program, where requests share
+    block_m: int = 128  # queries of one KV head in a program, where requests share
     block_n: int = 64  # tokens a step
-    programs_per_sm: int = 4
-    num_warps: int = 4
+    programs_per_sm: int = 1
+    num_warps: int = 8
     num_stages: int = 3
     own_block_n: int = 64  # the same where a request is alone
     own_programs_per_sm: int = 8
@@ -49,11 +59,21 @@ class CascadeShape(NamedTuple):
     own_num_stages: int = 3
 
 
+#: Where all queries of a KV head fit in one program: more of them, and longer steps, keep the memory busy.
+_FEW_QUERIES = CascadeShape(block_n=128, programs_per_sm=2, num_stages=2)
+
+
+def shape_for(requests: int, q_heads: int, kv_heads: int) -> CascadeShape:
+    """How to cut up a batch."""
+    return _FEW_QUERIES if requests * (q_heads // kv_heads) <= _FEW_QUERIES.block_m else CascadeShape()
+
+
 @dataclass(frozen=True, slots=True)
-class _Launch:
+class Launch:
     """Programs of one size: int32 tensors `[tiles]` on the device, and into how many stretches each part is cut."""
 
     tiles: tuple[torch.Tensor, ...]  # first page, tokens, first member, members, column
+    member_ids: torch.Tensor  # int32, which requests, from each tile's first member on
     block_m: int
     splits: int
     is_shared: bool
@@ -66,9 +86,8 @@ class CascadePlan:
     requests: int
     q_heads: int
     kv_heads: int
-    columns: int
-    member_ids: torch.Tensor  # int32, requests of part after part
-    launches: tuple[_Launch, ...]
+    columns: int  # pieces that a request's attention can come in
+    launches: tuple[Launch, ...]
     shape: CascadeShape
 
 
@@ -89,7 +108,7 @@ def plan_cascade(
 
     One copy to the device, from pinned memory on a GPU, so nothing waits. O(parts + members).
     """
-    shape = shape or CascadeShape()
+    shape = shape or shape_for(requests, q_heads, kv_heads)
     device = torch.device(device)
     queries = q_heads // kv_heads
     alone_m = max(16, triton.next_power_of_2(queries))
@@ -112,7 +131,7 @@ def plan_cascade(
             rows[is_shared].append((part.first_page, part.tokens, first + at, count, depth))
     per_sm = {True: shape.programs_per_sm, False: shape.own_programs_per_sm}
     wanted = {
-        kind: triton.next_power_of_2(triton.cdiv(_processors(device) * per_sm[kind], len(found) * kv_heads))
+        kind: triton.next_power_of_2(triton.cdiv(processors(device) * per_sm[kind], len(found) * kv_heads))
         for kind, found in rows.items()
         if found
     }
@@ -139,15 +158,13 @@ def plan_cascade(
     for kind in splits:
         count = len(rows[kind])
         columns = both[at : at + 5 * count].view(5, count).unbind()
-        launches.append(_Launch(columns, sizes[kind], splits[kind], kind))
+        launches.append(Launch(columns, both[: len(member_ids)], sizes[kind], splits[kind], kind))
         at += 5 * count
-    return CascadePlan(
-        requests, q_heads, kv_heads, max(depths, default=1) * most, both[: len(member_ids)], tuple(launches), shape
-    )
+    return CascadePlan(requests, q_heads, kv_heads, max(depths, default=1) * most, tuple(launches), shape)
 
 
 @lru_cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; a few for the interpreter, so that parts are cut there too."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 4
 
@@ -305,7 +322,7 @@ def cascade_attention(
     lse = torch.full((requests, q_heads, columns), float("-inf"), dtype=torch.float32, device=q.device)
     for one in plan.launches:
         _part_kernel[(one.tiles[0].numel(), kv_heads, one.splits)](
-            q, k, v, pages, *one.tiles, plan.member_ids, partial, lse, q.stride(0),
+            q, k, v, pages, *one.tiles, one.member_ids, partial, lse, q.stride(0),
             q.stride(1), k.stride(0), sm_scale * k_scale * _LOG2_E, logit_cap, one.splits,
             columns,
             kv_heads, queries, head_dim, page_tokens, logit_cap > 0, one.block_m,

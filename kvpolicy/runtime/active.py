@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvpolicy.eviction.watermark import Watermark
     from kvpolicy.language import Policy
 
-__all__ = ["ActivePolicy", "AllocatorState", "Conflict", "Setting", "current", "set_current"]
+__all__ = ["ActivePolicy", "AllocatorState", "CascadeState", "Conflict", "Setting", "current", "set_current"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -67,6 +67,18 @@ class AllocatorState:
 
 
 @dataclass(slots=True, eq=False)
+class CascadeState:
+    """Whether decode steps read shared prefixes once, and what came of it."""
+
+    core: str | None = None  # "kvpolicy": where it pays; "engine": never; None: no backend was built yet
+    reason: str = "no attention backend was built yet"
+    cascade_steps: int = 0
+    flat_steps: int = 0
+    groups: int = 0  # of the last step that cascaded
+    saved_tokens: int = 0  # reads that cascades spared, one a token and step
+
+
+@dataclass(slots=True, eq=False)
 class ActivePolicy:
     """See the module text. Counters are written by the scheduler thread alone and only ever read elsewhere."""
 
@@ -93,6 +105,7 @@ class ActivePolicy:
     kv_pool: dict[str, Any] = field(default_factory=dict)  # classes of the pool that was built
     watermark: Watermark | None = None  # at work; None: the engine evicts what an allocation lacks
     allocator: AllocatorState | None = None  # None: no allocator of this engine can be replaced
+    cascade: CascadeState | None = None  # None: the policy asks for no cascade
     traffic: Traffic = field(default_factory=Traffic)  # counted only where the policy keeps metadata
     is_off: bool = False  # switched off while running: the engine's own ways serve
     workers: int = 0  # worker processes that proved to have the policy, where an engine asks them

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .active import ActivePolicy, AllocatorState
@@ -56,6 +57,7 @@ def start_facts(active: ActivePolicy) -> dict[str, Any]:
         "pool_tokens": active.pool_tokens,
         **({"kv_pool": active.kv_pool} if active.kv_pool else {}),
         **({"allocator": _allocator(active.allocator)} if active.allocator is not None else {}),
+        **({"cascade": asdict(active.cascade)} if active.cascade is not None else {}),
         "conflicts": [conflict.message for conflict in active.conflicts],
     }
 
