@@ -6,8 +6,8 @@ the error on every row):
 - ``plain`` (no tensor cores) is bound by arithmetic: a launch, and a cost for every token that a request reads.
 - ``tensor``: every token read passes through L2, every distinct one comes from memory, and requests and index entries
   cost a little each.
-- ``cascade`` (FlashInfer's, two levels): a launch of three kernels, each request's own tokens, the shared tokens (once,
-  nearly whatever the batch), and a merge for each request.
+- ``cascade`` (ours, or FlashInfer's with two levels): a launch of some kernels, each request's own tokens, the shared
+  tokens once from memory and once a request through the tensor cores, and a merge for each request.
 
 Times are of one layer. A plan is made on the host once a step, for all layers.
 """
@@ -107,11 +107,12 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """Two levels."""
+    """Shared parts, own parts, and their merge."""
 
     launch_us: float
     unique_ns: float
-    shared_ns: float
+    shared_ns: float  # a shared token, from memory
+    read_ns: float  # the same for each request that reads it
     request_ns: float
 
 
@@ -190,8 +191,9 @@ def estimate(constants: Constants, load: Load, heads: Heads) -> Estimate:
     """Of a load whose requests all share one prefix."""
     size = heads.token_bytes / constants.heads.token_bytes
     cascade = constants.cascade
+    shared_ns = cascade.shared_ns + cascade.read_ns * load.requests
     cascade_ns = (
-        size * (cascade.unique_ns * load.requests * load.unique_tokens + cascade.shared_ns * load.shared_tokens)
+        size * (cascade.unique_ns * load.requests * load.unique_tokens + shared_ns * load.shared_tokens)
         + cascade.request_ns * load.requests
     )
     plain_ms, tensor_ms = flat_ms(constants, load, heads)

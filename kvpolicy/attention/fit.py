@@ -34,7 +34,10 @@ def fit(gpu: str, source: str, heads: Heads, rows: Sequence[Row]) -> Constants:
         [row.tensor_ms for row in rows],
     )
     cascade = _least_squares(
-        [[1.0, load.requests * load.unique_tokens, load.shared_tokens, load.requests] for load in loads],
+        [
+            [1.0, load.requests * load.unique_tokens, load.shared_tokens, load.requests * load.shared_tokens, load.requests]
+            for load in loads
+        ],
         [row.cascade_ms for row in rows],
     )
     requests = [[1.0, load.requests] for load in loads]

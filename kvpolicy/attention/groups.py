@@ -75,7 +75,8 @@ def by_cost(constants: Constants, heads: Heads, load: Reads, layers: int) -> Wor
     cascade = constants.cascade
 
     def saved(requests: int, tokens: int) -> float:
-        reading_ns = size * (cascade.unique_ns * requests * tokens - cascade.shared_ns * tokens)
+        spared_ns = (cascade.unique_ns - cascade.read_ns) * requests - cascade.shared_ns
+        reading_ns = size * spared_ns * tokens
         return layers * (reading_ns - cascade.request_ns * requests) / 1e6
 
     ungrouped_ms = cascade.launch_us / 1e3 + size * cascade.unique_ns * load.read_tokens / 1e6
