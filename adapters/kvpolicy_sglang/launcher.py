@@ -17,7 +17,7 @@ from kvpolicy.runtime.active import ActivePolicy, current
 from kvpolicy.runtime.loading import load_active
 from kvpolicy.runtime.support import refusal
 
-from . import cache_hooks, cache_support, cache_time, live_http, pool_hooks, probe, resolution
+from . import attention_pages_hooks, cache_hooks, cache_support, cache_time, live_http, pool_hooks, probe, resolution
 from .hooks import HookSet
 from .machine import possible_on
 
@@ -120,8 +120,9 @@ def _refuse_unsupported_cache(active: ActivePolicy, server_args: Any) -> None:
 
     Under `on_conflict: warn` the scheduler says it, which also knows what only the model tells.
     """
-    if refused := pool_hooks.refused(active, server_args):
-        raise SystemExit(refused)
+    for hooks in (pool_hooks, attention_pages_hooks):
+        if refused := hooks.refused(active, server_args):
+            raise SystemExit(refused)
     needs = cache_hooks.needs_of(active)
     verdicts = [cache_support.supported(server_args, needs=needs)]
     if active.compiled.allocator.watermark is not None:

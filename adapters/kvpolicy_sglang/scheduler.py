@@ -17,7 +17,7 @@ from kvpolicy.runtime import carry, flags, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, set_current
 from kvpolicy.runtime.loading import activate
 
-from . import built, fragmentation, live_carrier, metrics, pool_hooks, probe, resolution
+from . import attention_pages_hooks, built, fragmentation, live_carrier, metrics, pool_hooks, probe, resolution
 from .hooks import HookSet
 
 if TYPE_CHECKING:
@@ -83,8 +83,11 @@ class _Child:
                     f"but carries policy {active.digest[:12]}"
                 )
             self.hooks.verify()
+            pages = attention_pages_hooks.Pages(active, self.hooks)
+            pages.install(server_args)
             original(scheduler, server_args, *args, **kwargs)
             self.require_pool(scheduler.token_to_kv_pool_allocator.get_kvcache())
+            pages.require_built(scheduler)
             resolution.compare_built(active, built.built_values(scheduler))
             active.kv_pool = built.built_pool(scheduler)
         except SystemExit as error:
