@@ -113,7 +113,9 @@ class PagePlans:
         if (prefill := getattr(backend, "indices_updater_prefill", None)) is not None:
             self._take_over(prefill, "wrapper_paged", self._plan_prefill)
 
-    def _take_over(self, updater: Any, wrapper_name: str, plan: Callable[[Any, Given, PagedWrapper, Write], None]) -> None:
+    def _take_over(
+        self, updater: Any, wrapper_name: str, plan: Callable[[Any, Given, PagedWrapper, Write], None]
+    ) -> None:
         original = updater.call_begin_forward
         signature = inspect.signature(original)
 
@@ -132,7 +134,9 @@ class PagePlans:
                     self.plans += 1
                     return
                 except Exception:
-                    self.active.note_fallback("attention_pages", "attention was planned by tokens: planning it by pages raised")
+                    self.active.note_fallback(
+                        "attention_pages", "attention was planned by tokens: planning it by pages raised"
+                    )
             paged.yield_to_engine()
             original(*args, **kwargs)
 
@@ -225,5 +229,8 @@ def _is_plain(given: Given) -> bool:
         and given.get("cross_attention_custom_mask") is None
         and given.get("window_left", -1) < 0
         and (items is None or not items.is_enabled())
-        and (given["spec_info"] is None or ("wrapper" in given and getattr(given["spec_info"], "kv_indptr", None) is None))
+        and (
+            given["spec_info"] is None
+            or ("wrapper" in given and getattr(given["spec_info"], "kv_indptr", None) is None)
+        )
     )

@@ -52,7 +52,10 @@ def _is_other_pool(start: _Start) -> bool:
 def _other_arguments(start: _Start) -> bool:
     from .attention_pages import DECODE, PREFILL, unknown_arguments
 
-    pairs = ((start.of_backend("indices_updater_decode"), DECODE), (start.of_backend("indices_updater_prefill"), PREFILL))
+    pairs = (
+        (start.of_backend("indices_updater_decode"), DECODE),
+        (start.of_backend("indices_updater_prefill"), PREFILL),
+    )
     return any(unknown_arguments(type(updater), known) for updater, known in pairs if updater is not None)
 
 
