@@ -164,7 +164,7 @@ def measure(clock: Clock, rounds: int, theirs: Any) -> None:
         q = torch.randn((batch, Q_HEADS, DIM), device="cuda").to(torch.bfloat16)
         used = [side[: batch * context] for side in (k, v)]
         sides = {"tokens": Plans(data, 1, theirs), "pages": Plans(data, page)}
-        errors = {name: 0.0 for name in sides}
+        errors = dict.fromkeys(sides, 0.0)
         for plans in sides.values():
             plans.step()
         for request in (0, batch // 2, batch - 1):

@@ -42,6 +42,7 @@ _PREFILL_SLACK = 256
 
 Given = Mapping[str, Any]
 Write = Callable[..., None]
+Plan = Callable[[Any, Given, "PagedWrapper", Write], None]
 
 
 def unknown_arguments(updater_class: type, known: tuple[tuple[str, ...], tuple[str, ...]]) -> list[str]:
@@ -113,9 +114,7 @@ class PagePlans:
         if (prefill := getattr(backend, "indices_updater_prefill", None)) is not None:
             self._take_over(prefill, "wrapper_paged", self._plan_prefill)
 
-    def _take_over(
-        self, updater: Any, wrapper_name: str, plan: Callable[[Any, Given, PagedWrapper, Write], None]
-    ) -> None:
+    def _take_over(self, updater: Any, wrapper_name: str, plan: Plan) -> None:
         original = updater.call_begin_forward
         signature = inspect.signature(original)
 
@@ -135,7 +134,7 @@ class PagePlans:
                     return
                 except Exception:
                     self.active.note_fallback(
-                        "attention_pages", "attention was planned by tokens: planning it by pages raised"
+                        "attention_pages", "planning attention by pages raised: planned by tokens"
                     )
             paged.yield_to_engine()
             original(*args, **kwargs)
@@ -147,7 +146,9 @@ class PagePlans:
         try:
             plan(write_page_plan)
         except Exception:
-            self.active.note_fallback("attention_pages", "a kernel's pages were found without Triton: its form raised")
+            self.active.note_fallback(
+                "attention_pages", "planning a captured kernel raised: its pages are found without Triton"
+            )
             plan(write_page_plan_torch)
         self.plans += 1
 
@@ -229,8 +230,5 @@ def _is_plain(given: Given) -> bool:
         and given.get("cross_attention_custom_mask") is None
         and given.get("window_left", -1) < 0
         and (items is None or not items.is_enabled())
-        and (
-            given["spec_info"] is None
-            or ("wrapper" in given and getattr(given["spec_info"], "kv_indptr", None) is None)
-        )
+        and given["spec_info"] is None
     )

@@ -44,7 +44,7 @@ class Pages:
         self._verdict: Verdict | None = None
 
     def install(self, server_args: Any) -> None:
-        """Before the scheduler is built. SystemExit where the policy cannot be honoured and `on_conflict` is `error`."""
+        """Before the scheduler is built. SystemExit where pages are impossible and `on_conflict` is `error`."""
         if not is_asked_for(self.active):
             return
         if self._yields(supported(server_args)):

@@ -65,7 +65,7 @@ FEATURES: tuple[Feature[_Start], ...] = (
         "another attention backend",
         "--attention-backend, --prefill-attention-backend, --decode-attention-backend",
         "stock",
-        "it is about FlashInfer's plans, in prefill and decode; other backends read pages, or tokens, whatever is asked",
+        "it is about FlashInfer's plans, in prefill and decode; what other backends read is not a choice",
         lambda start: phases(start.server_args) != {"flashinfer"},
     ),
     Feature(
