@@ -1,7 +1,7 @@
 """Real servers that plan FlashInfer by pages (`backend: {page_native: true}`) beside stock: same answers, and how fast.
 
     python benchmarks/sglang_page_native.py --model DIR --pages 16,64 -- --load-format dummy --skip-tokenizer-init \
-        --mem-fraction-static 0.4 --cuda-graph-max-bs 32
+        --mem-fraction-static 0.85 --max-total-tokens 65536 --cuda-graph-max-bs 32
 
 At each page size one stock server and one with the policy, both with `--attention-backend flashinfer`. Requests share
 prefixes and go out one at a time and in batches, so that cached prefixes, chunked prefill and CUDA graphs of several
@@ -72,7 +72,7 @@ def generate(side: Side, prompts: list[list[int]]) -> list[Answer]:
 
 
 def batches(vocabulary: int) -> list[list[list[int]]]:
-    """Prompts as they go out: singles, then batches, most of them on a shared prefix; lengths end anywhere in a page."""
+    """Prompts as they go out: singles, then batches, all on shared prefixes; lengths end anywhere in a page."""
     rng = random.Random(11)
 
     def tokens(count: int) -> list[int]:
@@ -100,8 +100,8 @@ def compare(page: str, mine: list[Answer], stock: list[Answer], slack: float) ->
     most = max(differences)
     failed = bool(margins) and max(margins) > slack * most
     print(
-        f"page {page}: {equal}/{len(stock)} answers equal, cached tokens equal in {cached}; log probabilities differ by "
-        f"at most {most:.5f} (mean {statistics.fmean(differences):.6f}); where answers part, stock's choice was ahead "
+        f"page {page}: {equal}/{len(stock)} answers equal, cached tokens equal in {cached}; log probabilities differ "
+        f"by at most {most:.5f} (mean {statistics.fmean(differences):.6f}); where answers part, stock's choice was ahead "
         f"by at most {max(margins, default=0.0):.5f}{': TOO FAR' if failed else ''}",
         flush=True,
     )
