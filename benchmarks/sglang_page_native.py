@@ -101,8 +101,8 @@ def compare(page: str, mine: list[Answer], stock: list[Answer], slack: float) ->
     failed = bool(margins) and max(margins) > slack * most
     print(
         f"page {page}: {equal}/{len(stock)} answers equal, cached tokens equal in {cached}; log probabilities differ "
-        f"by at most {most:.5f} (mean {statistics.fmean(differences):.6f}); where answers part, stock's choice was ahead "
-        f"by at most {max(margins, default=0.0):.5f}{': TOO FAR' if failed else ''}",
+        f"by at most {most:.5f} (mean {statistics.fmean(differences):.6f}); where answers part, stock's choice was "
+        f"ahead by at most {max(margins, default=0.0):.5f}{': TOO FAR' if failed else ''}",
         flush=True,
     )
     return failed

@@ -30,12 +30,6 @@ class Gap:
 
 
 MISSING: tuple[Gap, ...] = (
-    Gap(
-        "sglang",
-        "backend.page_native",
-        "SGLang plans FlashInfer with single tokens whatever the page size",
-        harmless=(False,),
-    ),
     Gap("sglang", "backend.cascade", "SGLang has no cascade attention for shared prefixes", harmless=("off",)),
     Gap("vllm", "backend.page_native", "vLLM's kernels read pages on every backend", harmless=(True,)),
     Gap(
