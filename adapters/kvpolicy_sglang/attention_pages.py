@@ -97,7 +97,7 @@ class PagedWrapper:
 
     def _paged(self, kv: Any) -> Any:
         """K and V of [slots, heads, dim] as [pages, page tokens, heads, dim], the same memory."""
-        if self.page_tokens <= 1:
+        if self.page_tokens <= 1 or kv[0].dim() != 3:
             return kv
         return tuple(side.view(-1, self.page_tokens, *side.shape[1:]) for side in kv)
 
