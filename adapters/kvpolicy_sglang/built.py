@@ -36,8 +36,12 @@ def built_values(scheduler: Any) -> dict[str, Any]:
     if dtype := _kv_dtype(scheduler, allocator.get_kvcache()):
         found["kv_cache_dtype"] = dtype
 
-    if backend := _BACKEND_OF_CLASS.get(type(getattr(runner, "attn_backend", None)).__name__):
+    attention = getattr(runner, "attn_backend", None)
+    if backend := _BACKEND_OF_CLASS.get(type(attention).__name__):
         found["attention_backend"] = backend
+    if backend == "flashinfer":
+        pages = getattr(attention, "kvpolicy_pages", None)
+        found["attention_page_size"] = 1 if pages is None else pages.page_tokens  # of its plans
     return found
 
 

@@ -17,7 +17,17 @@ from kvpolicy.runtime.active import ActivePolicy, current
 from kvpolicy.runtime.loading import load_active
 from kvpolicy.runtime.support import refusal
 
-from . import attention_cascade_hooks, cache_hooks, cache_support, cache_time, live_http, pool_hooks, probe, resolution
+from . import (
+    attention_cascade_hooks,
+    attention_pages_hooks,
+    cache_hooks,
+    cache_support,
+    cache_time,
+    live_http,
+    pool_hooks,
+    probe,
+    resolution,
+)
 from .hooks import HookSet
 from .machine import possible_on
 
@@ -120,8 +130,8 @@ def _refuse_unsupported_cache(active: ActivePolicy, server_args: Any) -> None:
 
     Under `on_conflict: warn` the scheduler says it, which also knows what only the model tells.
     """
-    for section in (pool_hooks, attention_cascade_hooks):
-        if refused := section.refused(active, server_args):
+    for hooks in (pool_hooks, attention_pages_hooks, attention_cascade_hooks):
+        if refused := hooks.refused(active, server_args):
             raise SystemExit(refused)
     needs = cache_hooks.needs_of(active)
     verdicts = [cache_support.supported(server_args, needs=needs)]

@@ -14,7 +14,7 @@ from kvpolicy.runtime.support import Feature, Verdict, decide
 
 from . import probe
 
-__all__ = ["BACKENDS", "ENCODING", "ENCODING_FEATURES", "FEATURES", "LAYERS", "backends_of", "supported"]
+__all__ = ["BACKENDS", "ENCODING", "ENCODING_FEATURES", "FEATURES", "LAYERS", "Start", "backends_of", "supported"]
 
 LAYERS, ENCODING = "cache.kv_dtype.layers", "cache.kv_dtype"
 #: Backends that take a layer's dtype from the tensor they are given.
@@ -23,7 +23,7 @@ BACKENDS = ("torch_native", "triton")
 _COPIES = "it copies K and V by their address, and knows one row size for all layers"
 
 
-class _Start:
+class Start:
     """Arguments after resolution and, in a scheduler, SGLang's `KVCacheConfigurator`."""
 
     def __init__(self, server_args: Any, configurator: Any, active: ActivePolicy | None) -> None:
@@ -55,21 +55,21 @@ class _Start:
 
 def backends_of(server_args: Any) -> set[str]:
     """Attention backends that the arguments name."""
-    return _Start(server_args, None, None).backends
+    return Start(server_args, None, None).backends
 
 
-def _has_scales(start: _Start) -> bool:
+def _has_scales(start: Start) -> bool:
     """A checkpoint with scales of K and V: a backend applies them to every layer it reads, FP8 or not."""
     scales = (getattr(module, "k_scale_float", None) for module in start.modules)
     return any(scale not in (None, 1.0) for scale in scales)
 
 
-def _is_other_pool(start: _Start) -> bool:
+def _is_other_pool(start: Start) -> bool:
     return any(map(start.built, ("use_mla_backend", "is_hybrid_swa", "mambaish_config")))
 
 
 #: Tried in order; the first that is in use and not `supported` decides.
-FEATURES: tuple[Feature[_Start], ...] = (
+FEATURES: tuple[Feature[Start], ...] = (
     Feature(
         "another attention backend",
         "--attention-backend",
@@ -176,13 +176,13 @@ def _is_rocm() -> bool:
     return torch.version.hip is not None
 
 
-def _head_dims(start: _Start) -> tuple[int, int] | None:
+def _head_dims(start: Start) -> tuple[int, int] | None:
     """Of K and V; None in the launcher."""
     config = start.built("model_config")
     return None if config is None else (int(config.head_dim), int(config.v_head_dim))
 
 
-def _changes_scores(start: _Start) -> bool:
+def _changes_scores(start: Start) -> bool:
     """Attention sinks, and Grok's temperature by position: not in our decode kernel."""
     return any(
         getattr(module, "sinks", None) is not None or (getattr(module, "xai_temperature_len", None) or -1) > 0
@@ -191,7 +191,7 @@ def _changes_scores(start: _Start) -> bool:
 
 
 #: What an encoding needs beside `FEATURES`.
-ENCODING_FEATURES: tuple[Feature[_Start], ...] = (
+ENCODING_FEATURES: tuple[Feature[Start], ...] = (
     Feature(
         "KV dtypes of single layers",
         LAYERS,
@@ -225,7 +225,7 @@ ENCODING_FEATURES: tuple[Feature[_Start], ...] = (
 
 def supported(server_args: Any, configurator: Any = None, *, active: ActivePolicy | None = None) -> Verdict:
     """Whether the pool can be ours; `configurator` is None in a launcher. Without `active`: for single layers."""
-    start = _Start(server_args, configurator, active)
+    start = Start(server_args, configurator, active)
     chosen = active and active.settings.get("kv_cache_dtype")
     if chosen and chosen.effective in ENCODED:
         return decide((*ENCODING_FEATURES, *FEATURES), start, ENCODING)

@@ -17,7 +17,17 @@ from kvpolicy.runtime import carry, flags, handshake, status
 from kvpolicy.runtime.active import ActivePolicy, set_current
 from kvpolicy.runtime.loading import activate
 
-from . import attention_cascade_hooks, built, fragmentation, live_carrier, metrics, pool_hooks, probe, resolution
+from . import (
+    attention_cascade_hooks,
+    attention_pages_hooks,
+    built,
+    fragmentation,
+    live_carrier,
+    metrics,
+    pool_hooks,
+    probe,
+    resolution,
+)
 from .hooks import HookSet
 
 if TYPE_CHECKING:
@@ -88,10 +98,13 @@ class _Child:
                 )
             self.hooks.verify()
             cascade = attention_cascade_hooks.install(active, self.hooks, server_args, self._cache)
+            pages = attention_pages_hooks.Pages(active, self.hooks)
+            pages.install(server_args)
             original(scheduler, server_args, *args, **kwargs)
             if cascade is not None:
                 cascade.settle(scheduler.tp_worker.model_runner)
             self.require_pool(scheduler.token_to_kv_pool_allocator.get_kvcache())
+            pages.require_built(scheduler)
             resolution.compare_built(active, built.built_values(scheduler))
             active.kv_pool = built.built_pool(scheduler)
         except SystemExit as error:

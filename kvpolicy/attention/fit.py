@@ -35,7 +35,13 @@ def fit(gpu: str, source: str, heads: Heads, rows: Sequence[Row]) -> Constants:
     )
     cascade = _least_squares(
         [
-            [1.0, load.requests * load.unique_tokens, load.shared_tokens, load.requests * load.shared_tokens, load.requests]
+            [
+                1.0,
+                load.requests * load.unique_tokens,
+                load.shared_tokens,
+                load.requests * load.shared_tokens,
+                load.requests,
+            ]
             for load in loads
         ],
         [row.cascade_ms for row in rows],

@@ -56,9 +56,7 @@ _H200 = tuple(
 )
 
 #: With our kernel as the cascade.
-H200_ROWS = tuple(
-    Row(Load(*row.load), row.plain, row.tensor, row.ours, row.plan_flat, row.plan_ours) for row in _H200
-)
+H200_ROWS = tuple(Row(Load(*row.load), row.plain, row.tensor, row.ours, row.plan_flat, row.plan_ours) for row in _H200)
 #: With FlashInfer's as the cascade.
 H200_FLASHINFER_ROWS = tuple(
     Row(Load(*row.load), row.plain, row.tensor, row.theirs, row.plan_flat, row.plan_theirs) for row in _H200

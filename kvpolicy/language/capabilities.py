@@ -30,12 +30,6 @@ class Gap:
 
 
 MISSING: tuple[Gap, ...] = (
-    Gap(
-        "sglang",
-        "backend.page_native",
-        "SGLang plans FlashInfer with single tokens whatever the page size",
-        harmless=(False,),
-    ),
     Gap("vllm", "backend.page_native", "vLLM's kernels read pages on every backend", harmless=(True,)),
     Gap(
         "vllm",
