@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("--side", action="append", required=True, help="BACKEND, or NAME=BACKEND:POLICY")
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--shared-tokens", type=int, default=8192)
-    parser.add_argument("--alone-tokens", type=int, default=512)
+    parser.add_argument("--alone-tokens", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stop-after-s", type=float, default=300, help="no new round after this")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpolicy.attention.cost import Heads
 from kvpolicy.attention.groups import Worth
-from kvpolicy.attention.measured import cascade_constants
+from kvpolicy.attention.measured import CONSTANTS
 from kvpolicy.runtime.active import ActivePolicy, CascadeState
 from kvpolicy.runtime.support import Verdict, refusal, yield_to_engine
 
@@ -117,7 +117,7 @@ class Cascade:
         self._steps = Steps(heads.query, heads.kv, int(table.shape[1]), table.device)
         layers = int(getattr(runner, "num_effective_layers", runner.model_config.num_hidden_layers))
         word = self.active.compiled.backend.cascade
-        self._worth = worth_of(word, cascade_constants(), heads, layers)
+        self._worth = worth_of(word, CONSTANTS["h200"], heads, layers)
         self.state.core, self.state.reason = "kvpolicy", ""
 
     def _stop(self, reason: str) -> None:

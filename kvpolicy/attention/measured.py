@@ -1,10 +1,10 @@
 """What decode attention was measured to cost, GPU by GPU, and the cost model's constants fitted to it.
 
-H200: `benchmarks/cascade.py`, driver 580.159.04, torch 2.11.0+cu130, FlashInfer 0.6.15.post1, 30 November 2026. bf16, 32
-query and 8 KV heads of 128, pages shuffled over the pool; kernels are the median of 21 CUDA graphs after the L2 cache
-was overwritten, plans the median of 20 by the host's clock. ``plain`` and ``tensor`` are
-BatchDecodeWithPagedKVCacheWrapper without and with tensor cores, ``theirs`` is MultiLevelCascadeAttentionWrapper with two
-levels, ``ours`` is :mod:`kvpolicy.kernels.cascade_triton`.
+H200: `benchmarks/cascade.py`, driver 580.159.04, torch 2.11.0+cu130, FlashInfer 0.6.15.post1, 30 November 2026. bf16,
+32 query and 8 KV heads of 128, pages shuffled over the pool; kernels are the median of 21 CUDA graphs after the cache
+(L2) was overwritten, plans the median of 20 by the host's clock. ``plain`` and ``tensor`` are
+BatchDecodeWithPagedKVCacheWrapper without and with tensor cores, ``theirs`` is MultiLevelCascadeAttentionWrapper with
+two levels, ``ours`` is :mod:`kvpolicy.kernels.cascade_triton`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ H200_FLASHINFER_ROWS = tuple(
 
 #: The largest error of a kernel's time, as a share, when a load is predicted by constants fitted without any row of it;
 #: tests/attention/test_cost.py holds it.
-WORST_HELD_OUT = 0.20
+WORST_HELD_OUT = 0.18
 
 CONSTANTS: dict[str, Constants] = {
     "h200": fit("h200", "FlashInfer 0.6.15.post1 and kvpolicy's cascade on an H200", _H200_HEADS, H200_ROWS)
