@@ -149,8 +149,7 @@ def one_page_size(page: str, command: list[str], folder: Path, args: argparse.Na
         "pages": Side("pages", str(policy), args.port + 1, args.logs / f"page-native-pages-{page}.log"),
     }
     try:
-        start_all([sides["stock"]], [*command, "--page-size", page], args.start_s)
-        start_all([sides["pages"]], command, args.start_s)
+        start_all(list(sides.values()), [*command, "--page-size", page], args.start_s)
         asked = batches(args.vocabulary)
         told = {
             name: [answer for prompts in asked for answer in generate(side, prompts)] for name, side in sides.items()
