@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pressure import machine, split_arguments
-from sglang_outputs import Stock, free_port
 from sglang_pressure import Side, start_all
 
 BACKEND = ("--attention-backend", "flashinfer")
@@ -145,12 +144,12 @@ def one_page_size(page: str, command: list[str], folder: Path, args: argparse.Na
     """Whether something is wrong."""
     policy = folder / f"pages-{page}.yaml"
     policy.write_text(POLICY.format(page=page))
-    sides: dict[str, Side] = {
-        "stock": Stock("stock", page, args.logs / f"page-native-stock-{page}.log"),
-        "pages": Side("pages", str(policy), free_port(), args.logs / f"page-native-pages-{page}.log"),
+    sides = {
+        "stock": Side("stock", None, args.port, args.logs / f"page-native-stock-{page}.log"),
+        "pages": Side("pages", str(policy), args.port + 1, args.logs / f"page-native-pages-{page}.log"),
     }
     try:
-        start_all(list(sides.values()), command, args.start_s)
+        start_all(list(sides.values()), [*command, "--page-size", page], args.start_s)
         asked = batches(args.vocabulary)
         told = {
             name: [answer for prompts in asked for answer in generate(side, prompts)] for name, side in sides.items()
@@ -178,6 +177,7 @@ def main() -> int:
     parser.add_argument("--decode", metavar="BATCH,CONTEXT", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slack", type=float, default=4.0)
+    parser.add_argument("--port", type=int, default=31_700)
     parser.add_argument("--start-s", type=float, default=400)
     parser.add_argument("--logs", type=Path, default=Path("/tmp"))
     args = parser.parse_args(own)

@@ -21,7 +21,7 @@ import torch
 from kvpolicy.kernels.page_plan import host_plan, most_pages, write_page_plan, write_page_plan_torch
 from kvpolicy.runtime.active import ActivePolicy
 
-__all__ = ["DECODE", "PREFILL", "PagePlans", "PagedWrapper", "unknown_arguments"]
+__all__ = ["DECODE", "PREFILL", "PagePlans", "PagedWrapper", "kernel_agrees", "unknown_arguments"]
 
 #: Arguments of the updaters' `call_begin_forward` in 0.5.16 to 0.5.23: those that are read, then those that a plain
 #: plan has no use for.
@@ -49,6 +49,19 @@ def unknown_arguments(updater_class: type, known: tuple[tuple[str, ...], tuple[s
     """Arguments of an updater's `call_begin_forward` that are not as they were read: absent, or new."""
     found = set(inspect.signature(updater_class.call_begin_forward).parameters)  # type: ignore[attr-defined]
     return sorted(found.symmetric_difference(known[0]) - set(known[1]))
+
+
+def kernel_agrees(req_to_token: torch.Tensor, page_tokens: int) -> bool:
+    """Whether the kernel that will serve writes what its twin writes, on this device; it is compiled here."""
+    device = req_to_token.device
+    table = torch.arange(8 * page_tokens, dtype=torch.int32, device=device).view(2, -1).flip(0).contiguous()
+    rows, lens = (torch.tensor(values, device=device) for values in ([1, 0, 1], [3 * page_tokens, 1, page_tokens + 1]))
+    written = []
+    for write in (write_page_plan, write_page_plan_torch):
+        into = [torch.zeros(count, dtype=torch.int32, device=device) for count in (4, 6, 3)]
+        write(table, rows, lens, page_tokens, indptr=into[0], indices=into[1], last_page_tokens=into[2])
+        written.append(torch.cat(into))
+    return torch.equal(*written)
 
 
 class PagedWrapper:

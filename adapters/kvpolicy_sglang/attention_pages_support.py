@@ -6,6 +6,7 @@ The arguments decide most of it, so the launcher asks first; a scheduler asks ag
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from kvpolicy.runtime.support import Feature, Verdict, decide
@@ -13,6 +14,8 @@ from kvpolicy.runtime.support import Feature, Verdict, decide
 from .pool_support import Start
 
 __all__ = ["FEATURES", "SECTION", "phases", "supported"]
+
+logger = logging.getLogger("kvpolicy")
 
 SECTION = "backend.page_native"
 _INSTEAD = "attention is planned by tokens"
@@ -57,6 +60,18 @@ def _other_arguments(start: _Start) -> bool:
         (start.of_backend("indices_updater_prefill"), PREFILL),
     )
     return any(unknown_arguments(type(updater), known) for updater, known in pairs if updater is not None)
+
+
+def _kernel_is_wrong(start: _Start) -> bool:
+    from .attention_pages import kernel_agrees
+
+    if start.backend is None:
+        return False
+    try:
+        return not kernel_agrees(start.backend.req_to_token_pool.req_to_token, int(start.backend.page_size))
+    except Exception:
+        logger.exception("kvpolicy: the kernel that finds a batch's pages raised")
+        return True
 
 
 #: Tried in order; the first that is in use and not `supported` decides.
@@ -162,6 +177,13 @@ FEATURES: tuple[Feature[_Start], ...] = (
         "stock",
         "what the new ones mean is not known",
         _other_arguments,
+    ),
+    Feature(
+        "this machine's Triton",
+        "a kernel that is compiled at start",
+        "stock",
+        "what finds a batch's pages was tried, and failed",
+        _kernel_is_wrong,
     ),
     Feature(
         "parallelism, hierarchical cache, disaggregation",

@@ -33,14 +33,15 @@ def measure(scheduler: Any) -> dict[str, Any]:
     if ids is not None:
         free, (free_runs, longest) = int(ids.numel()), runs_of_set(ids)
     table = scheduler.req_to_token_pool.req_to_token
-    attention = built.built_values(scheduler).get("attention_backend", "")
+    found = built.built_values(scheduler)
+    attention, by_pages = found.get("attention_backend", ""), found.get("attention_page_size", 1) > 1
     runs, entries = [], 0
     for request in scheduler.running_batch.reqs[:MAX_REQUESTS]:
         row, tokens = _row(request), request.seqlen - 1  # the last token is sampled and has no slot yet
         if row is None or tokens < 1:
             continue
         runs.append(runs_in_order(table[row, :tokens]))
-        entries += index_entries(tokens, page, attention)
+        entries += index_entries(tokens, page, attention, by_pages=by_pages)
     return {
         "free_pages": free,
         "free_runs": free_runs,

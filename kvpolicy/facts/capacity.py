@@ -43,9 +43,10 @@ def pool_tokens(size_bytes: int, cell: KvBytes, page_size: int) -> int:
     return int(size_bytes // cell.total) // page_size * page_size
 
 
-def index_entries(length_tokens: int, page_size: int, attention: str) -> int:
-    """Entries a request of this length puts into the backend's index table."""
-    return length_tokens if attention in _TOKEN_INDEXED else -(-length_tokens // page_size)
+def index_entries(length_tokens: int, page_size: int, attention: str, *, by_pages: bool = False) -> int:
+    """Entries a request of this length puts into the backend's index table; `by_pages`: planned so by the policy."""
+    reads_tokens = attention in _TOKEN_INDEXED and not by_pages
+    return length_tokens if reads_tokens else -(-length_tokens // page_size)
 
 
 def index_entry_bytes(attention: str) -> int:

@@ -17,6 +17,7 @@ from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.gpus import Gpu
 from kvpolicy.facts.model import ModelFacts
 from kvpolicy.facts.resolve import Outcome
+from kvpolicy.facts.sglang_page_plans import plans_by_pages
 from kvpolicy.facts.vllm_cascade import has_cascade
 from kvpolicy.language.units import UnitError, parse_tokens
 
@@ -132,10 +133,13 @@ def _pages(
     index = ", ".join(f"{row['index_bytes']:,}" for row in rows)
     reads_tokens = where.target is not None and where.target.name == "sglang"
     reads_tokens &= outcome.decode_attention in ("flashinfer", "triton")
+    reads_tokens &= not plans_by_pages(findings.policy, where.model, outcome)
     may = (
         f"SGLang plans {outcome.decode_attention} with single tokens whatever the page size: nothing of this is gained"
         if reads_tokens
         else "The index and its time shrink with the page that the kernel reads"
     )
+    if reads_tokens and outcome.decode_attention == "flashinfer":
+        may += " without `backend: {page_native: true}`"
     message = f"decode attention a layer by page size: {shown}; index of the batch {index} bytes ({sure}). {may}"
     findings.info("KVP542", "cache.page_size", message, {"rows": rows, "reads_tokens": reads_tokens})

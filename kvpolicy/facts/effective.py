@@ -18,6 +18,7 @@ from kvpolicy.facts.resolve_vllm import resolve_vllm
 from kvpolicy.facts.rules import Field, Note, Rule, Value
 from kvpolicy.facts.sglang_encodings import report_encoding
 from kvpolicy.facts.sglang_layers import report_layers
+from kvpolicy.facts.sglang_page_plans import plans_by_pages, report_page_plans
 from kvpolicy.facts.short_prefix import report_short_prefixes
 from kvpolicy.facts.vllm_findings import report_cascade, report_vllm
 from kvpolicy.language import Policy
@@ -83,9 +84,12 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
     else:
         report_layers(findings, where, target, outcome, layers)
         report_encoding(findings, where, outcome)
+        report_page_plans(findings, where, outcome)
     report_short_prefixes(findings, outcome.page_size, why=_last_reason(outcome))
     for step in outcome.notes:
         if step.rule.engine_allocator and _hands_out_slots(findings.policy):
+            continue
+        if step.rule.engine_plan and plans_by_pages(findings.policy, where.model, outcome):
             continue
         severity: Any = "warning" if isinstance(step.rule.effect, Note) and step.rule.effect.warn else "info"
         findings.add("KVP507", severity, _FIELDS[step.rule.field][1], step.why, None, _cite(step))

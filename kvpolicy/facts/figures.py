@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 from kvpolicy.facts import capacity
 from kvpolicy.facts.dtypes import AUTO, ELEMENT_BITS
@@ -16,6 +17,7 @@ from kvpolicy.facts.resolve import Outcome
 from kvpolicy.facts.resolve_vllm import compute_dtype
 from kvpolicy.facts.sglang_encodings import encoding_problem
 from kvpolicy.facts.sglang_layers import MIXABLE, mixed_dtypes
+from kvpolicy.facts.sglang_page_plans import plans_by_pages
 from kvpolicy.facts.unprotected import unprotected_room
 from kvpolicy.facts.vllm_bytes import vllm_kv_bytes, vllm_pool_bytes
 
@@ -142,10 +144,12 @@ def _granularity(findings: Findings, where: Deployment, page: int, outcome: Outc
         entries = -(-where.length_tokens // (outcome.kernel_page or page if outcome else page))
         entry_bytes = 4  # int32, v1/worker/block_table.py
     else:
-        entries = capacity.index_entries(where.length_tokens, page, attention)
+        by_pages = outcome is not None and plans_by_pages(findings.policy, where.model, outcome)
+        index_of = partial(capacity.index_entries, where.length_tokens, attention=attention, by_pages=by_pages)
+        entries = index_of(page)
         entry_bytes = capacity.index_entry_bytes(attention)
         for row in rows:
-            row["index_bytes"] = entry_bytes * capacity.index_entries(where.length_tokens, row["page_size"], attention)
+            row["index_bytes"] = entry_bytes * index_of(row["page_size"])
     losses = ", ".join(f"{row['expected_lost_tokens']:g} at {row['page_size']}" for row in rows)
     per = "token" if entries == where.length_tokens else "page"
     if outcome and outcome.kernel_page not in (None, page):

@@ -89,3 +89,4 @@ class Rule:
     kv_dtype: tuple[str, ...] = ()
     page_over_one: bool = False
     engine_allocator: bool = False  # not where the policy decides who hands out slots; its reader looks
+    engine_plan: bool = False  # not where the policy has attention planned by pages; likewise

@@ -350,8 +350,9 @@ _SCHEDULER = (
     ),
     Rule(
         name="flashinfer-plan", field="page_size", effect=Note(), attention=("flashinfer",), page_over_one=True,
-        reason="FlashInfer is planned with single-token pages: the page size sets cache granularity, not the kernel's",
-        source="layers/attention/flashinfer_backend.py",
+        reason="FlashInfer is planned with single-token pages: the page size sets cache granularity, not the kernel's "
+        "(`backend: {page_native: true}` plans by pages)",
+        source="layers/attention/flashinfer_backend.py", engine_plan=True,
     ),
     Rule(
         name="triton-plan", field="page_size", effect=Note(), attention=("triton",), page_over_one=True,

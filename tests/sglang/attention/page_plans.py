@@ -146,7 +146,8 @@ class Bench:
             forward_mode=mode, batch_size=len(prefix), req_pool_indices=rows, seq_lens=seq_lens, seq_lens_cpu=seq_lens,
             seq_lens_sum=int(seq_lens.sum()), encoder_lens=None, spec_info=None, out_cache_loc=out,
             extend_prefix_lens=prefix_lens, extend_prefix_lens_cpu=prefix, extend_seq_lens_cpu=new, positions=out,
-            cross_attention_custom_mask=None, kv_loc_plan=None, new=new,
+            cross_attention_custom_mask=None, kv_loc_plan=None, out_cache_loc_is_physical=False,
+            new=new,
         )  # fmt: skip
 
     def forward(self, batch: SimpleNamespace, layer_id: int = 1) -> float:
@@ -286,6 +287,32 @@ def faults() -> dict[str, Any]:
     return told
 
 
+def hooked() -> dict[str, Any]:
+    """Through SGLang's own registry: with 16 tokens a page, then with a pool that cannot be read by pages."""
+    SERVER_ARGS.page_size = 16
+    pages = Pages(active(), HookSet())
+    pages.install(SERVER_ARGS)
+    bench = Bench(16, 7)
+    told: dict[str, Any] = {"seats": len(pages.seats), "error": eager(bench, 16)}
+    scheduler = SimpleNamespace(
+        token_to_kv_pool_allocator=SimpleNamespace(page_size=16),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(attn_backend=bench.backend)),
+    )
+    pages.require_built(scheduler)
+    told["effective"] = pages.active.settings["backend.page_native"].effective
+    pages.seats.clear()
+    try:
+        pages.require_built(scheduler)
+    except SystemExit as refusal:
+        told["no seat"] = str(refusal)
+    bench.runner.token_to_kv_pool.use_hnd = True
+    try:
+        module.FlashInferAttnBackend(bench.runner)
+    except SystemExit as refusal:
+        told["another pool"] = str(refusal)
+    return told
+
+
 def main() -> None:
     prepare()
     worst = {"stock": 0.0, "pages": 0.0}
@@ -303,7 +330,7 @@ def main() -> None:
                 assert not bench.active.fallbacks
     fp8 = Bench(16, 1, torch.float8_e4m3fn)
     fp8.seat()
-    print("TOLD " + json.dumps({"worst": worst, "fp8": captured(fp8, 16), "faults": faults()}))
+    print("TOLD " + json.dumps({"worst": worst, "fp8": captured(fp8, 16), "faults": faults(), "hooked": hooked()}))
 
 
 if __name__ == "__main__":
