@@ -221,7 +221,6 @@ def test_a_symlink_loop_is_a_missing_parent(tmp_path) -> None:
 
 
 CONFLICTS = {
-    "backend: {page_native: true}": (1, 11, "KVP601"),
     "backend: {cascade: auto}": (1, 11, "KVP601"),
     "backend: {cascade: {min_shared_tokens: 8, min_batch: 2}}": (1, 11, "KVP601"),
     "cache: {kv_dtype: fp16}": (1, 19, "KVP602"),
@@ -230,6 +229,7 @@ CONFLICTS = {
 }
 HONOURED = [
     "backend: {page_native: false, cascade: off}",
+    "backend: {attention: flashinfer, page_native: true}",
     "allocator: {guard: off}",
     "allocator: {watermark: {low: 1%, high: 2%}}",
     "allocator: {order: address, guard: sampled}",
@@ -263,8 +263,8 @@ def test_what_asks_for_nothing_is_no_conflict(found, body) -> None:
 
 
 def test_each_engine_has_gaps_of_its_own(found) -> None:
-    body = "backend: {page_native: true}\nallocator: {order: lifo}\n"
-    assert [place[:1] + place[2:] for place in found(body, "sglang")] == [(1, "KVP601")]
+    body = "backend: {attention: triton_attn}\nallocator: {order: lifo}\n"
+    assert [place[:1] + place[2:] for place in found(body, "sglang")] == [(1, "KVP602")]
     assert [place[:1] + place[2:] for place in found(body, "vllm")] == [(2, "KVP601")]
 
 
@@ -276,7 +276,7 @@ def test_the_only_order_of_vllms_own_is_lru(found) -> None:
 
 
 def test_the_help_of_a_conflict_works(load) -> None:
-    body = "backend: {page_native: true}\n"
-    (d,) = load(body, "sglang").diagnostics
+    body = "backend: {page_native: false}\n"
+    (d,) = load(body, "vllm").diagnostics
     fix = d.help.split("`")[1]
-    assert load(body + fix + "\n", "sglang").policy is not None
+    assert load(body + fix + "\n", "vllm").policy is not None
