@@ -47,9 +47,9 @@ class Pages:
         """Before the scheduler is built. SystemExit where pages are impossible and `on_conflict` is `error`."""
         if not is_asked_for(self.active):
             return
+        self._is_on, self._server_args = True, server_args
         if self._yields(supported(server_args)):
             return
-        self._is_on, self._server_args = True, server_args
         if int(probe.resolved(server_args, "page_size") or 1) > 1:
             from sglang.srt.plugins.hook_registry import HookType
 

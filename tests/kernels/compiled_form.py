@@ -10,11 +10,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
-from kvpolicy.kernels import bitmap_triton, pages_triton
+from kvpolicy.kernels import bitmap_triton, page_plan_triton, pages_triton
 
 SM90 = GPUTarget("cuda", 90, 32)
-POINTERS = {"is_free_ptr": "*i8", "counts_ptr": "*i32", "before_ptr": "*i32"}  # others: *i64
-CONSTANTS = {"BLOCK": 256, "page_size": 16}
+POINTERS = {  # others: *i64
+    "is_free_ptr": "*i8", "counts_ptr": "*i32", "before_ptr": "*i32", "table_ptr": "*i32", "indptr_ptr": "*i32",
+    "index_ptr": "*i32", "last_ptr": "*i32",
+}  # fmt: skip
+CONSTANTS = {"BLOCK": 256, "BATCH": 1024, "page_size": 16}
 
 
 def compiled(kernel: JITFunction) -> int:
@@ -30,7 +33,7 @@ def compiled(kernel: JITFunction) -> int:
 
 
 def main() -> None:
-    modules = (bitmap_triton, pages_triton)
+    modules = (bitmap_triton, page_plan_triton, pages_triton)
     kernels = {
         name: found for module in modules for name, found in vars(module).items() if isinstance(found, JITFunction)
     }

@@ -80,12 +80,15 @@ def test_lengths_may_be_narrow() -> None:
 @pytest.mark.engine
 def test_the_triton_form_agrees(sglang_env: Callable[..., EngineEnv]) -> None:
     """In Triton's interpreter; the largest batch needs several steps of the scan."""
-    assert run_all(Program(sglang_env(DEMO_VERSION), HERE / "triton_form.py")) == [{"page cases": 36, "maps": 4}]
+    assert run_all(Program(sglang_env(DEMO_VERSION), HERE / "triton_form.py")) == [
+        {"page cases": 36, "maps": 4, "plans": 5}
+    ]
 
 
 @pytest.mark.engine
 def test_triton_compiles_every_kernel(sglang_env: Callable[..., EngineEnv]) -> None:
     engine = with_path(sglang_env(DEMO_VERSION), TRITON_INTERPRET="0")
     (code_bytes,) = run_all(Program(engine, HERE / "compiled_form.py"))
-    assert set(code_bytes) == {"_take_kernel", "_scan_kernel", "_extend_kernel", "_decode_kernel"}
+    kernels = {"_take_kernel", "_scan_kernel", "_extend_kernel", "_decode_kernel", "_page_plan_kernel"}
+    assert set(code_bytes) == kernels
     assert all(code_bytes.values())

@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from kvpolicy.kernels import bitmap, bitmap_triton, pages, pages_triton
+from kvpolicy.kernels import bitmap, bitmap_triton, page_plan, page_plan_triton, pages, pages_triton
 
 
 def tensor(values: list[int]) -> torch.Tensor:
@@ -49,6 +49,24 @@ def check_bitmap(rng: random.Random, blocks: int, share: float) -> None:
         assert torch.equal(counts[0], maps[0].view(-1, bitmap.BLOCK).sum(1, dtype=torch.int32))
 
 
+def check_page_plan(rng: random.Random, batch: int, page_size: int, longest: int) -> None:
+    """The largest batch needs several steps of the sum, the longest request several of the copy."""
+    count = -(-longest // page_size)
+    pages = torch.randperm(batch * count, dtype=torch.int32).view(batch, count)
+    req_to_token = (pages[:, :, None] * page_size + torch.arange(page_size, dtype=torch.int32)).flatten(1)
+    rows = tensor(rng.sample(range(batch), batch))
+    lens = tensor([rng.choice((0, 1, min(page_size, longest), rng.randrange(longest) + 1)) for _ in range(batch)])
+    for kind in (torch.int64, torch.int32):
+        written = []
+        for write in (page_plan_triton.write_page_plan, page_plan.write_page_plan_torch):
+            entries = page_plan.most_pages(int(lens.sum()), batch, page_size)
+            into = [torch.full((count,), -1, dtype=torch.int32) for count in (batch + 3, entries + 3, batch + 2)]
+            names = dict(zip(("indptr", "indices", "last_page_tokens"), into, strict=True))
+            write(req_to_token, rows.to(kind), lens.to(kind), page_size, **names)
+            written.append(torch.cat(into))
+        assert torch.equal(*written)
+
+
 def main() -> None:
     assert pages_triton.available()
     rng, cases = random.Random(0), 0
@@ -60,7 +78,10 @@ def main() -> None:
             for _ in range(3):
                 check_pages(rng, batch, page_size, longest)
                 cases += 1
-    print("TOLD " + json.dumps({"page cases": cases, "maps": len(maps)}))
+    plans = [(1, 1, 900), (1, 16, 5000), (3, 16, 40), (70, 64, 90), (1100, 2, 70)]
+    for plan in plans:
+        check_page_plan(rng, *plan)
+    print("TOLD " + json.dumps({"page cases": cases, "maps": len(maps), "plans": len(plans)}))
 
 
 main()

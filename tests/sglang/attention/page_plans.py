@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch_flashinfer
+from activation import activate
 from kvpolicy_sglang import attention_pages
 from kvpolicy_sglang.attention_pages_hooks import Pages
 from kvpolicy_sglang.hooks import HookSet
@@ -21,8 +22,6 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from kvpolicy.compiler import compile_policy
-from kvpolicy.language import policy_from_flat
 from kvpolicy.runtime.active import ActivePolicy
 
 Q_HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 16, 2
@@ -82,14 +81,7 @@ def translator(req_to_token: torch.Tensor, pool: Any, allocator: Any, page_size:
 
 
 def active() -> ActivePolicy:
-    flat = {
-        "apiVersion": "kvpolicy/v1",
-        "kind": "KVPolicy",
-        "metadata": {"name": "pages"},
-        "backend": {"attention": "flashinfer", "page_native": True},
-    }
-    policy = policy_from_flat(flat, engine="sglang")
-    return ActivePolicy(policy, flat, "", "scheduler", "pages", "one.yaml", compile_policy(policy, "sglang"))
+    return activate("sglang", None, backend={"attention": "flashinfer", "page_native": True})
 
 
 class Bench:
