@@ -56,6 +56,10 @@ $triton"
         --out "$out/shadows.json" -- --attention-backend triton --mem-fraction-static 0.5 --max-running-requests 128
     step attention 200 python benchmarks/churned_attention.py
     step cascade 300 python benchmarks/cascade.py --tune
+    step page-native 200 python benchmarks/page_native.py
+    step page-native-outputs 590 python benchmarks/sglang_page_native.py --model "$model" --logs "$out" -- \
+        --mem-fraction-static 0.85 --max-total-tokens 65536 --cuda-graph-max-bs 32 --disable-prefill-cuda-graph \
+        --max-running-requests 48
     step kv-quant 300 python benchmarks/kv_quant.py --tune
     step outputs 300 python benchmarks/sglang_outputs.py --model "$model" --vocabulary 40000 --logs "$out" -- \
         --attention-backend triton --mem-fraction-static 0.85 --cuda-graph-max-bs 4 --disable-prefill-cuda-graph \

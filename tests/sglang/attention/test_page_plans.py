@@ -20,8 +20,8 @@ def test_attention_by_pages(sglang_env: Callable[..., EngineEnv], version: str) 
     """Decode and prefill, eager and captured, prefixes, lengths that end anywhere: the tokens that stock reads."""
     program = Program(with_path(sglang_env(version), HERE, INSIDE), HERE / "page_plans.py")
     (told,) = run_all(program)
+    assert 0 < told["worst"]["stock"] < 1e-6
     assert 0 < told["worst"]["pages"] < 1e-6
-    assert told["worst"]["pages"] == told["worst"]["stock"]
     assert 0 < told["fp8"] < 1e-6
 
     faults = told["faults"]
