@@ -13,6 +13,8 @@ from kvpolicy.language import Policy, Severity
 __all__ = ["plans_by_pages", "report_page_plans"]
 
 _PATH = "backend.page_native"
+# Models with `get_attention_sliding_window_size` (srt/models/): some layers, in a pool of their own or not.
+_WINDOWED = ("Afmoe", "Exaone4", "Gemma2", "Gemma3", "Gemma4", "GptOss", "Mellum", "Olmo2", "Olmo3")
 _WITH_COPIES = ("fp4_e2m1", "fp4_mx_block16", "mxfp8", "nvfp4")
 
 
@@ -51,6 +53,8 @@ def _problem(model: ModelFacts, outcome: Outcome) -> tuple[str, str] | None:
         )
     if model.is_mla or model.swa_layers or model.linear_layers:
         return f"FlashInfer is not planned by pages in {model.attention_kind} models", "drop `page_native`"
+    if model.sliding_window and model.architecture.startswith(_WINDOWED):
+        return "FlashInfer is not planned by pages in models with sliding windows", "drop `page_native`"
     if outcome.kv_dtype in _WITH_COPIES:
         return (
             f"FlashInfer is not planned by pages with {outcome.kv_dtype} KV: it reads a copy",
