@@ -313,6 +313,9 @@ def tune(clock: Clock, rounds: int) -> tuple[dict[int, DecodeShape], dict[int, S
         else:
             layer = filled(INT4 if bits == 4 else INT8, total, HEADS, DIM, "cuda")
             sides = {shape: attend(q, layer, indptr, slots, shape) for shape in shapes_of(bits)}
+        plain = sides[DecodeShape()]().double()
+        for shape, side in sides.items():
+            assert relative(side(), plain) < 0.01, f"{tuple(shape)} computes something else"
         us = clock.medians_us({str(tuple(shape)): side for shape, side in sides.items()}, rounds)
         found = sorted((us[str(tuple(shape))], shape) for shape in shapes_of(bits))
         best[bits] = found[0][1]

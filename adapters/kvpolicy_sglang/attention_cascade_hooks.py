@@ -113,11 +113,10 @@ class Cascade:
         heads = Heads(
             int(updater.num_qo_heads), int(updater.num_kv_heads), int(updater.head_dim), updater.data_type.itemsize
         )
-        table = updater.req_to_token
+        table = backend.req_to_token_pool.req_to_token
         self._steps = Steps(heads.query, heads.kv, int(table.shape[1]), table.device)
-        layers = int(getattr(runner, "num_effective_layers", runner.model_config.num_hidden_layers))
         word = self.active.compiled.backend.cascade
-        self._worth = worth_of(word, CONSTANTS["h200"], heads, layers)
+        self._worth = worth_of(word, CONSTANTS["h200"], heads, int(runner.token_to_kv_pool.layer_num))
         self.state.core, self.state.reason = "kvpolicy", ""
 
     def _stop(self, reason: str) -> None:
@@ -245,7 +244,7 @@ class Cascade:
 def _inputs(backend: Any, forward_batch: Any) -> tuple[Any, Any, Any]:
     """The request table, each request's row of it, and its tokens."""
     size = forward_batch.batch_size
-    table = backend.indices_updater_decode.req_to_token
+    table = backend.req_to_token_pool.req_to_token
     return table, forward_batch.req_pool_indices[:size], forward_batch.seq_lens[:size]
 
 

@@ -11,26 +11,19 @@ from typing import Any
 from kvpolicy.facts.encodings import ENCODED
 from kvpolicy.runtime.support import Feature, Verdict, decide
 
-from . import probe
+from .pool_support import Start
 
 __all__ = ["FEATURES", "SECTION", "supported"]
 
 SECTION = "backend.cascade"
 
 
-class _Start:
+class _Start(Start):
     """Arguments after resolution and, in a scheduler, the attention backend of its decode steps."""
 
     def __init__(self, server_args: Any, backend: Any) -> None:
-        self.server_args, self.backend = server_args, backend
-
-    def arg(self, name: str) -> Any:
-        """One engine argument; None where this version has no such argument."""
-        return probe.resolved(self.server_args, name) if hasattr(self.server_args, name) else None
-
-    def has(self, *names: str) -> bool:
-        """Whether any of these switches is on."""
-        return any(bool(self.arg(name)) for name in names)
+        super().__init__(server_args, None, None)
+        self.backend = backend
 
     @property
     def decode_backend(self) -> str | None:
@@ -57,7 +50,7 @@ FEATURES: tuple[Feature[_Start], ...] = (
         "--attention-backend",
         "stock",
         "the cascade stands beside FlashInfer's decode kernels: write `backend: {attention: flashinfer}`",
-        lambda start: start.decode_backend not in (None, "flashinfer"),
+        lambda start: start.decode_backend != "flashinfer",
     ),
     Feature(
         "latent attention, sliding windows and cross attention",

@@ -50,10 +50,7 @@ class Group(Generic[N]):
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a pass over a segment saves, in any one unit; a cascade is made where all of it exceeds ``fixed``.
-
-    ``fixed`` is not below 0: without groups there is nothing that a cascade could gain.
-    """
+    """What a pass over a segment saves, in any one unit; a cascade is made where all of it exceeds ``fixed``."""
 
     saved: Callable[[int, int], float]  # (requests, tokens) -> saving of one segment; not above 0: not worth it
     fixed: float = 0.0

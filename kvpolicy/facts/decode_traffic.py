@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from kvpolicy.attention.cost import Constants, Heads, Load, estimate, least_shared
-from kvpolicy.attention.measured import CONSTANTS, WORST_HELD_OUT
+from kvpolicy.attention.measured import CONSTANTS, FLASHINFER_CASCADE, WORST_HELD_OUT
 from kvpolicy.facts.dtypes import ELEMENT_BITS
 from kvpolicy.facts.errors import FactsArgumentError
 from kvpolicy.facts.findings import Deployment, Findings
@@ -52,7 +52,8 @@ def report_traffic(
     if (why := _unknown(gpu, model)) is not None:
         findings.info("KVP541", "backend.cascade", f"whether a cascade pays is not known: {why}", {"known": False})
         return
-    constants = CONSTANTS[gpu.name]
+    assert where.target is not None
+    constants = (CONSTANTS if where.target.name == "sglang" else FLASHINFER_CASCADE)[gpu.name]
     bits = ELEMENT_BITS.get(outcome.kv_dtype, 16)
     heads = Heads(-(-model.num_heads // where.tp), max(1, model.kv_heads // where.tp), model.head_dim, bits / 8)
     load = replace(traffic, page_tokens=outcome.page_size)
@@ -115,7 +116,7 @@ def _cascade(
 def _may_cascade(where: Deployment) -> str:
     assert where.target is not None
     if where.target.name == "sglang":
-        return "SGLang has no cascade for shared prefixes"
+        return "On SGLang with FlashInfer kvpolicy decides it step by step (`cascade: auto`)"
     if has_cascade(where.target.facts):
         return "vLLM has one, behind `cascade: auto`, for a prefix that all running requests share"
     return f"vLLM {where.target.facts_version} has none: it was removed"

@@ -60,22 +60,22 @@ def test_many_requests_over_a_long_prefix_pay() -> None:
     assert told.data is not None
     assert told.data["pays"]
     assert told.data["measured"]
-    # The measured row: 0.558 flat, 0.377 as a cascade, page 1, plans 0.43 and 1.34.
-    assert told.data["gain_ms_per_step"] == pytest.approx(32 * (0.558 - 0.377) - (1.34 - 0.43), rel=0.05)
-    assert "SGLang has no cascade for shared prefixes" in told.message
+    # The measured row: 0.525 flat, 0.135 as a cascade, page 1, plans 0.47 and 0.33.
+    assert told.data["gain_ms_per_step"] == pytest.approx(32 * (0.525 - 0.135) - (0.33 - 0.47), rel=0.05)
+    assert "On SGLang with FlashInfer kvpolicy decides it step by step" in told.message
     assert "not measured" not in told.message
 
 
 def test_few_requests_or_a_short_prefix_do_not_pay() -> None:
-    few = found("batch=8,shared=8192,unique=256")["KVP541"]
+    few = found("batch=4,shared=8192,unique=256")["KVP541"]
     assert few.data is not None
     assert not few.data["pays"]
     assert few.data["least_shared_tokens"] is None
     assert "it pays never with so few requests" in few.message
-    short = found("batch=128,shared=1024,unique=1024")["KVP541"]
+    short = found("batch=64,shared=512,unique=2048")["KVP541"]
     assert short.data is not None
     assert not short.data["pays"]
-    assert short.data["least_shared_tokens"] > 1024
+    assert short.data["least_shared_tokens"] > 512
 
 
 def test_what_was_not_measured_is_said() -> None:
@@ -122,4 +122,8 @@ def test_pages() -> None:
     ],
 )
 def test_vllm(engine: str, words: str) -> None:
-    assert words in found(engine=engine, policy="")["KVP541"].message
+    told = found(engine=engine, policy="")["KVP541"]
+    assert words in told.message
+    # FlashInfer's own cascade, not ours: 0.525 flat, 0.329.
+    assert told.data is not None
+    assert told.data["gain_ms_per_step"] < 32 * (0.525 - 0.3)
