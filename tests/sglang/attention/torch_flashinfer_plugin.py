@@ -1,4 +1,4 @@
-"""An SGLang plugin of test processes: gives a scheduler's FlashInfer backend, on a CPU, FlashInfer's classes in PyTorch.
+"""An SGLang plugin of test processes: FlashInfer's classes in PyTorch, for the backend of a scheduler on a CPU.
 
 `init_forward_metadata` of a step outside graphs needs no more of FlashInfer.
 """
