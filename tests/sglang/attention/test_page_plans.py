@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.programs import INSIDE, Program, run_all, with_path
-from tools.environment import EngineEnv
+from tests.proofs.engines import assert_no_complaint, start, with_witness
+from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
 
@@ -38,3 +39,38 @@ def test_attention_by_pages(sglang_env: Callable[..., EngineEnv], version: str) 
         "backend.page_native: SGLang made a FlashInferAttnBackend, which plans in ways of its own" in hooked["no seat"]
     )
     assert "K and V of a layer are not one tensor each of whole pages" in hooked["another pool"]
+
+
+POLICY = """\
+apiVersion: kvpolicy/v1
+kind: KVPolicy
+metadata: {name: pages}
+cache: {page_size: 16}
+backend: {attention: flashinfer, page_native: true}
+eviction: {policy: lru}
+"""
+
+
+def test_a_server(sglang_env: Callable[..., EngineEnv], tiny_model: Path, tmp_path: Path) -> None:
+    """A scheduler's own rows of slots: chunked prefills, cached prefixes, eviction and reuse of pages."""
+    policy = tmp_path / "pages.yaml"
+    policy.write_text(POLICY)
+    for name, version in (("torch_flashinfer_plugin", "1"), ("flashinfer_python", "99")):  # the engine asks for both
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    points = tmp_path / "torch_flashinfer_plugin-1.dist-info/entry_points.txt"
+    points.write_text("[sglang.srt.plugins]\ntorch_flashinfer = torch_flashinfer_plugin:load\n")
+    engine = with_witness(with_path(sglang_env("0.5.20"), tmp_path, HERE), tmp_path / "witness")
+    program = start(engine, "outputs.py", tiny_model, CHECKOUT / "LICENSE", "1024", "auto:16", policy)
+    stock, ours = run_all(program)
+    assert_no_complaint(program.log)
+    block = ours["kvpolicy"]
+    assert block["built"]["attention_backend"] == "flashinfer"
+    assert block["built"]["attention_page_size"] == 16
+    assert block["settings"]["backend.page_native"]["effective"] is True
+    assert (block["fallbacks"], block["conflicts"]) == ({}, [])
+    assert block["evict_calls"] > 0
+    assert max(ours["cached"]) > 0
+    assert ours["cached"] == stock["cached"]
+    assert ours["output_ids"] == stock["output_ids"]
