@@ -49,6 +49,7 @@ ALLOWED = {
         "kvpolicy.runtime",
     },
     "kvpolicy_sglang": {
+        "kvpolicy.attention",
         "kvpolicy.shadows",
         "kvpolicy.live",
         "kvpolicy.language",

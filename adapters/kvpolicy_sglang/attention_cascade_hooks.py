@@ -52,12 +52,12 @@ def install(active: ActivePolicy, hooks: HookSet, server_args: Any, cache: Calla
     """
     if not is_asked_for(active):
         return None
-    from sglang.srt.plugins.hook_registry import HookType
-
     cascade = Cascade(active, cache)
     active.cascade = cascade.state
     if not cascade.may_start(supported(server_args)):
         return None
+    from sglang.srt.plugins.hook_registry import HookType
+
     for target, hook in (
         (f"{_WORKER}.forward_batch_generation", cascade.forward),
         (f"{_RUNNER}.capture_one_shape", cascade.capture),

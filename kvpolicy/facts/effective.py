@@ -16,6 +16,7 @@ from kvpolicy.facts.model import ORDINARY
 from kvpolicy.facts.resolve import Outcome, Refusal, Settings, Step, refused_by_device, resolve_sglang
 from kvpolicy.facts.resolve_vllm import resolve_vllm
 from kvpolicy.facts.rules import Field, Note, Rule, Value
+from kvpolicy.facts.sglang_cascade import report_sglang_cascade
 from kvpolicy.facts.sglang_encodings import report_encoding
 from kvpolicy.facts.sglang_layers import report_layers
 from kvpolicy.facts.sglang_page_plans import plans_by_pages, report_page_plans
@@ -85,6 +86,7 @@ def report_effective(findings: Findings, where: Deployment, target: EngineTarget
         report_layers(findings, where, target, outcome, layers)
         report_encoding(findings, where, outcome)
         report_page_plans(findings, where, outcome)
+        report_sglang_cascade(findings, where, outcome)
     report_short_prefixes(findings, outcome.page_size, why=_last_reason(outcome))
     for step in outcome.notes:
         if step.rule.engine_allocator and _hands_out_slots(findings.policy):

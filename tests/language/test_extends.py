@@ -221,8 +221,6 @@ def test_a_symlink_loop_is_a_missing_parent(tmp_path) -> None:
 
 
 CONFLICTS = {
-    "backend: {cascade: auto}": (1, 11, "KVP601"),
-    "backend: {cascade: {min_shared_tokens: 8, min_batch: 2}}": (1, 11, "KVP601"),
     "cache: {kv_dtype: fp16}": (1, 19, "KVP602"),
     "cache: {kv_dtype: {default: fp16}}": (1, 29, "KVP602"),
     "backend: {attention: triton_attn}": (1, 22, "KVP602"),
@@ -230,6 +228,8 @@ CONFLICTS = {
 HONOURED = [
     "backend: {page_native: false, cascade: off}",
     "backend: {attention: flashinfer, page_native: true}",
+    "backend: {attention: flashinfer, cascade: auto}",
+    "backend: {attention: flashinfer, cascade: {min_shared_tokens: 8, min_batch: 2}}",
     "allocator: {guard: off}",
     "allocator: {watermark: {low: 1%, high: 2%}}",
     "allocator: {order: address, guard: sampled}",

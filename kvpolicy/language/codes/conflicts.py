@@ -27,11 +27,11 @@ CONFLICTS = codes(
         "KVP601",
         "not honoured on this engine yet",
         "The field is part of the language, but this version's adapter for the engine does nothing with it. It is "
-        "never ignored silently: remove it, drop it for one engine (`engines: {sglang: {backend: null}}`), or set "
+        "never ignored silently: remove it, drop it for one engine (`engines: {vllm: {allocator: null}}`), or set "
         "`cache.on_conflict: warn`.",
-        bad="backend: {cascade: auto}\n",
-        good="backend: {cascade: auto}\nengines: {sglang: {backend: null}}\n",
-        args=("--engine", "sglang"),
+        bad="allocator: {order: lifo}\n",
+        good="allocator: {order: lifo}\nengines: {vllm: {allocator: null}}\n",
+        args=("--engine", "vllm"),
     ),
     Code(
         "KVP602",
