@@ -28,7 +28,7 @@ def test_a_server_reports_and_a_file_changed_meanwhile_changes_nothing(
     digest = load_policy(policy, engine="vllm").digest
     change = f"import pathlib\npathlib.Path({str(policy)!r}).write_text('page_size: 32')"
     engine = injecting(vllm_env(), tmp_path / "change", in_children(change))
-    with run_server(engine, tiny_model, *POOL, policy=policy, log_path=tmp_path / "log") as server:
+    with run_server(engine, tiny_model, *POOL, policy=policy, log_path=tmp_path / "log", fresh=True) as server:
         assert isinstance(server, VllmServer)
         assert policy.read_text() == "page_size: 32"
         (before,) = server.statuses()
@@ -68,7 +68,7 @@ def test_two_replicas_behind_two_api_servers(
     """Whichever API server answers, it tells of both engines. The policy wins nothing back from an explicit flag."""
     policy = write_policy(tmp_path, ("on_conflict: error", "on_conflict: warn"))
     flags = ("--data-parallel-size", "2", "--block-size", "64", *POOL)
-    with run_server(vllm_env(), tiny_model, *flags, policy=policy, log_path=tmp_path / "log") as server:
+    with run_server(vllm_env(), tiny_model, *flags, policy=policy, log_path=tmp_path / "log", fresh=True) as server:
         assert isinstance(server, VllmServer)
         for _ in range(4):
             blocks = server.statuses()
