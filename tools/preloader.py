@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.util
 import json
 import multiprocessing.util
 import os
@@ -26,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+AT_START = "at_start"  # a module that is imported first wherever it is found: tests/engines/start
 SPAWNED = "--multiprocessing-fork"  # the last word of the command of a spawned process
 OURS = ("kvpolicy", "kvpolicy_sglang", "kvpolicy_vllm")
 MOST_BYTES, MOST_FDS = 1 << 20, 64
@@ -69,7 +71,8 @@ def serve(link: socket.socket, by_imports: dict[str, str], twin: bool = False) -
         if pid == 0:
             link.detach()  # closed among the others
             _settle(fds, asked["numbers"], {**by_imports, **asked["env"]}, asked["cwd"])
-            return _beside_a_twin(by_imports) or _body(asked["command"], asked.get("path", []))
+            _look_in(asked.get("path", []))
+            return _beside_a_twin(by_imports) or _body(asked["command"])
         for fd in fds:
             os.close(fd)
         link.send(json.dumps({"pid": pid}).encode())
@@ -163,22 +166,32 @@ def _spawn_from_twin(twin: socket.socket) -> None:
     multiprocessing.util.spawnv_passfds = spawn
 
 
-def _body(command: list[str], path: list[str]) -> Body:
-    """What `python COMMAND` does: a spawned process, `-m MODULE ARGUMENT ...` or `PROGRAM ARGUMENT ...`."""
-    if command[-1] == SPAWNED:
-        code = command[command.index("-c") + 1]
-        sys.argv[:] = ["-c", SPAWNED]
-        return lambda: exec(code, {"__name__": "__main__"})
-    for entry in (entry for folder in path for entry in os.listdir(folder)):
+def _look_in(folders: Sequence[str]) -> None:
+    """For modules, before anywhere else."""
+    for entry in (entry for folder in folders for entry in os.listdir(folder)):
         assert Path(entry).stem not in sys.modules, f"{entry} is asked for, and the engine's own is imported"
+    sys.path[:0] = folders
     importlib.invalidate_caches()
-    if command[0] == "-m":
-        sys.path[:0] = [os.getcwd(), *path]
-        sys.argv[:] = command[1:]
-        return lambda: runpy.run_module(command[1], run_name="__main__", alter_sys=True) and None
-    sys.path[:0] = [str(Path(command[0]).parent), *path]
-    sys.argv[:] = command
-    return lambda: runpy.run_path(command[0], run_name="__main__") and None
+
+
+def _body(command: list[str]) -> Body:
+    """What `python COMMAND` does: a spawned process, `-m MODULE ARGUMENT ...` or `PROGRAM ARGUMENT ...`."""
+
+    def run() -> None:
+        if importlib.util.find_spec(AT_START):
+            importlib.import_module(AT_START)
+        if spawned:
+            exec(command[command.index("-c") + 1], {"__name__": "__main__"})
+        elif as_module:
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command[0], run_name="__main__")
+
+    spawned, as_module = command[-1] == SPAWNED, command[0] == "-m"
+    if not spawned:
+        sys.path.insert(0, os.getcwd() if as_module else str(Path(command[0]).parent))
+    sys.argv[:] = ["-c", SPAWNED] if spawned else command[as_module:]
+    return run
 
 
 if __name__ == "__main__":
