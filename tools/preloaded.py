@@ -33,7 +33,7 @@ MODULES = {
 }
 MOST_KEPT = 4  # half a gigabyte each
 #: Variables that no engine reads while it is imported.
-_READ_LATER = ("KVPOLICY_", "PYTHONPATH")
+_READ_LATER = ("KVPOLICY_", "PYTHONPATH", "SGLANG_ENABLE_STRICT_MEM_CHECK_", "SGLANG_CHECK_KV_PAGE_INVARIANTS")
 
 
 class Process:
