@@ -102,9 +102,7 @@ def test_launch_server_reports_and_a_file_changed_meanwhile_changes_nothing(
 
 def test_launch_server_on_the_oldest_cache(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path)
-    with run_server(
-        sglang_env("0.5.18"), tiny_model, *POOL, policy=policy, log_path=tmp_path / "log", fresh=True
-    ) as server:
+    with run_server(sglang_env("0.5.18"), tiny_model, *POOL, policy=policy, log_path=tmp_path / "log") as server:
         check_block(server, policy)
 
 
@@ -160,7 +158,7 @@ def test_installed_without_a_policy_nothing_is_patched(sglang_env: SglangEnv, ti
 def test_disabled_accepts_the_flag_and_runs_stock(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path)
     engine = with_witness(sglang_env("0.5.20", {"KVPOLICY_DISABLE": "1"}), tmp_path)
-    with run_server(engine, tiny_model, *POOL, policy=policy, log_path=tmp_path / "log", fresh=True) as server:
+    with run_server(engine, tiny_model, *POOL, policy=policy, log_path=tmp_path / "log") as server:
         info = server.server_info()
         assert "kvpolicy" not in info
         assert info["page_size"] == 1

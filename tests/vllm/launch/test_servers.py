@@ -68,7 +68,7 @@ def test_two_replicas_behind_two_api_servers(
     """Whichever API server answers, it tells of both engines. The policy wins nothing back from an explicit flag."""
     policy = write_policy(tmp_path, ("on_conflict: error", "on_conflict: warn"))
     flags = ("--data-parallel-size", "2", "--block-size", "64", *POOL)
-    with run_server(vllm_env(), tiny_model, *flags, policy=policy, log_path=tmp_path / "log", fresh=True) as server:
+    with run_server(vllm_env(), tiny_model, *flags, policy=policy, log_path=tmp_path / "log") as server:
         assert isinstance(server, VllmServer)
         for _ in range(4):
             blocks = server.statuses()
