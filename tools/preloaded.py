@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,28 +69,34 @@ class _Preloader:
 
     def __init__(self, engine: EngineEnv, env: dict[str, str]) -> None:
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [str(engine.python), str(PRELOADER), str(theirs.fileno()), *MODULES[engine.name]]
-        self.process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=os.path.sep,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-        )
-        theirs.close()
         self.made: list[Process] = []
-        if not self.link.recv(1024):
-            assert self.process.stderr is not None
-            said = self.process.stderr.read().decode(errors="replace")
-            raise RuntimeError(f"the modules of {engine.name} {engine.version} cannot be imported:\n{said[-6000:]}")
+        self.asked = 0
+        command = [str(engine.python), str(PRELOADER), str(theirs.fileno()), *MODULES[engine.name]]
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            self.process = subprocess.Popen(
+                command,
+                env=env,
+                cwd=os.path.sep,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            theirs.close()
+            if not self.link.recv(1024):
+                output.seek(0)
+                said = f"the modules of {engine.name} {engine.version} cannot be imported:\n{output.read()[-6000:]}"
+                raise RuntimeError(said)
 
     def ask(self, what: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        socket.send_fds(self.link, [json.dumps(what).encode()], fds)
-        answer: dict[str, Any] = json.loads(self.link.recv(1 << 16))
-        return answer
+        """`what` with a number, which the answer has too: a test's timeout may have left another one unread."""
+        self.asked += 1
+        socket.send_fds(self.link, [json.dumps({**what, "number": self.asked}).encode()], fds)
+        while True:
+            answer: dict[str, Any] = json.loads(self.link.recv(1 << 16))
+            if answer["number"] == self.asked:
+                return answer
 
     def start(
         self, args: list[str], path: list[str], env: dict[str, str], cwd: Path | str | None, output: IO[Any]

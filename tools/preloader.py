@@ -65,7 +65,8 @@ def serve(link: socket.socket, by_imports: dict[str, str], twin: bool = False) -
         asked = json.loads(message)
         if "poll" in asked:
             ended, status = os.waitpid(asked["poll"], os.WNOHANG)
-            link.send(json.dumps({"code": os.waitstatus_to_exitcode(status) if ended else None}).encode())
+            code = os.waitstatus_to_exitcode(status) if ended else None
+            link.send(json.dumps({"number": asked.get("number"), "code": code}).encode())
             continue
         pid = _fork_for_grandparent() if twin else _fork_with_session()
         if pid == 0:
@@ -75,7 +76,7 @@ def serve(link: socket.socket, by_imports: dict[str, str], twin: bool = False) -
             return _beside_a_twin(by_imports) or _body(asked["command"])
         for fd in fds:
             os.close(fd)
-        link.send(json.dumps({"pid": pid}).encode())
+        link.send(json.dumps({"number": asked.get("number"), "pid": pid}).encode())
 
 
 def _fork_with_session() -> int:

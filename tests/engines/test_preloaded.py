@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -94,6 +95,16 @@ def test_how_a_program_ends(engine: EngineEnv, tmp_path: Path) -> None:
     (tmp_path / "raise.py").write_text("raise ValueError('because')\n")
     with pytest.raises(AssertionError, match="ValueError: because"):
         Program(engine, tmp_path / "raise.py").told()
+
+
+def test_an_answer_that_a_timeout_left_unread_is_not_taken_for_another(engine: EngineEnv, tmp_path: Path) -> None:
+    (tmp_path / "sleep.py").write_text("import time\ntime.sleep(600)\n")
+    program = Program(engine, tmp_path / "sleep.py")
+    (preloader,) = preloaded._kept.values()
+    preloader.link.send(json.dumps({"poll": program._process.pid, "number": preloader.asked}).encode())
+    preloader.asked += 1
+    assert Program(engine, tmp_path / "program.py", "0").told()
+    program.stop()
 
 
 def test_another_module_of_an_imported_name_is_refused(engine: EngineEnv, tmp_path: Path) -> None:
