@@ -1,12 +1,14 @@
-"""Starts of real engines that are expected to end by themselves, with faults injected through `sitecustomize`."""
+"""Starts of real engines that are expected to end by themselves, with faults injected into their processes."""
 
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tests.programs import with_path
 from tools.environment import EngineEnv
+from tools.preloaded import start
 from tools.server import stop_group
 
 # Spawned by multiprocessing, hence not the launcher.
@@ -40,10 +42,10 @@ def write_policy(text: str, folder: Path, *replacements: tuple[str, str]) -> Pat
     return path
 
 
-def injecting(engine: EngineEnv, folder: Path, code: str) -> EngineEnv:
-    """`engine` with `code` run at the start of every interpreter."""
+def injecting(engine: EngineEnv, folder: Path, code: str, *, before_imports: bool = False) -> EngineEnv:
+    """`engine` with `code` run at the start of every process; `before_imports`: of the engine's modules, too."""
     folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(code)
+    (folder / ("sitecustomize.py" if before_imports else "at_start.py")).write_text(code)
     return with_path(engine, folder)
 
 
@@ -90,30 +92,25 @@ def child_faults(plugin: str, children: str, given: str) -> dict[str, tuple[str,
 
 
 def run_to_end(engine: EngineEnv, command: list[str], timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run a command that is expected to end by itself; its output is stdout and stderr together."""
-    process = subprocess.Popen(
-        command,
-        env=engine.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        stop_group(process)
-        output, _ = process.communicate()
-        raise AssertionError(f"still running after {timeout_s:.0f} s:\n{output[-3000:]}") from None
-    return subprocess.CompletedProcess(command, process.returncode, output)
+    """Run `python COMMAND`, which is expected to end by itself; its output is stdout and stderr together."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = start(engine, command, output=output)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            stop_group(process)
+            output.seek(0)
+            raise AssertionError(f"still running after {timeout_s:.0f} s:\n{output.read()[-3000:]}") from None
+        stop_group(process)  # what it left behind
+        output.seek(0)
+        return subprocess.CompletedProcess(command, process.returncode, output.read())
 
 
 def run_program(engine: EngineEnv, folder: Path, code: str, *arguments: str) -> str:
     """Run a Python program beside the engine; its output, which is shown if it fails."""
     program = folder / "program.py"
     program.write_text(code)
-    done = run_to_end(engine, [str(engine.python), str(program), *arguments])
+    done = run_to_end(engine, [str(program), *arguments])
     assert done.returncode == 0, done.stdout[-5000:]
     return done.stdout
 

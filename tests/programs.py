@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.environment import EngineEnv
+from tools.preloaded import start
 
 #: Modules that programs of both engines import there.
 INSIDE = Path(__file__).resolve().parent / "inside"
@@ -31,17 +31,16 @@ def told_by(output: str) -> list[Any]:
 
 
 class Program:
-    """A program in a process of that engine; several may run at once. `log` is all it printed, once it has told."""
+    """`PROGRAM ARGUMENT ...` or `-m MODULE ARGUMENT ...` in a process of that engine; several may run at once.
 
-    def __init__(self, engine: EngineEnv, path: Path, *arguments: str | Path) -> None:
+    `log` is all it printed, once it has told.
+    """
+
+    def __init__(self, engine: EngineEnv, *command: str | Path) -> None:
         self.log = ""
         # A pipe would block a program that nobody reads yet.
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [str(engine.python), str(path), *map(str, arguments)],
-            env=engine.env, cwd=os.path.sep, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
-            start_new_session=True,
-        )  # fmt: skip
+        self._process = start(engine, list(map(str, command)), output=self._output, cwd=os.path.sep)
 
     def told(self) -> list[Any]:
         """The JSON values it told; fails, showing what it printed, if it ended badly."""

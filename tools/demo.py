@@ -139,7 +139,7 @@ def main() -> int:
     say(f"starting {engine.title} {version} on this CPU with --kv-policy {policy}, a pool of {POOL_TOKENS} tokens ...")
     with tempfile.TemporaryDirectory(prefix="kvpolicy-demo-") as folder:
         log = Path(folder) / "server.log"
-        with run_server(started, model, *engine.flags, policy=policy, log_path=log) as server:
+        with run_server(started, model, *engine.flags, policy=policy, log_path=log, fresh=True) as server:
             say(f"ready at {server.url}")
             demo = Demo(server)
             demo.ask(QUESTIONS[0])

@@ -72,7 +72,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvpolicy-log-") as folder:
         log = Path(folder) / "server.log"
         say(f"starting SGLang {version} ...")
-        with run_server(environment.sglang(version), model, *FLAGS, log_path=log) as server:
+        with run_server(environment.sglang(version), model, *FLAGS, log_path=log, fresh=True) as server:
             for number, messages in enumerate(day(seed=7)):
                 server.chat(messages, max_tokens=ANSWER_TOKENS, ignore_eos=True)
                 if number % 50 == 0:

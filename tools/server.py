@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.environment import EngineEnv
+from tools.preloaded import Process, start
 
 START_TIMEOUT_S = 420.0  # 14-36 s alone; many times that where other work holds all cores
 STOP_TIMEOUT_S = 20.0
@@ -39,7 +40,7 @@ class Server:
     """A server that answered healthy."""
 
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Process
     log_path: Path
 
     @property
@@ -197,26 +198,21 @@ def run_server(
     log_path: Path,
     cwd: Path | None = None,
     start_timeout_s: float = START_TIMEOUT_S,
+    fresh: bool = False,
 ) -> Iterator[Server]:
     """A healthy server for the length of the block; afterwards none of its processes is left.
+
+    `fresh`: in new interpreters, as a user starts it; otherwise by tools/preloaded.py.
 
     Raises ServerExited if it ends first, TimeoutError if it is not healthy in time; both show the log.
     """
     port = free_port()
     if engine.name == "vllm":
-        command = [str(engine.python), "-m", VLLM_MODULE, "serve", *vllm_arguments(model, flags, policy, port)]
+        command = ["-m", VLLM_MODULE, "serve", *vllm_arguments(model, flags, policy, port)]
     else:
-        command = [str(engine.python), "-m", "sglang.launch_server", *server_arguments(model, flags, policy, port)]
+        command = ["-m", "sglang.launch_server", *server_arguments(model, flags, policy, port)]
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=engine.env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = start(engine, command, output=log, cwd=cwd, fresh=fresh)
     server = (VllmServer if engine.name == "vllm" else Server)(port, process, log_path)
     try:
         wait_healthy(server, start_timeout_s)
@@ -240,18 +236,16 @@ def wait_healthy(server: Server, timeout_s: float) -> None:
     raise TimeoutError(f"the server was not healthy after {timeout_s:.0f} s:\n{server.log()[-6000:]}")
 
 
-def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End the server and all its children: they share the process group that `start_new_session` made."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_TIMEOUT_S)
-    # A child that outlives the launcher is no server any more. Its new parent reaps it, a moment later.
+def stop_group(process: subprocess.Popen[bytes] | Process) -> None:
+    """End the server and all its children at once: they share the process group that its session made.
+
+    Asked to end by itself, an SGLang whose children get the signal too waits for five seconds first.
+    """
     deadline = time.monotonic() + STOP_TIMEOUT_S
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(process.pid, signal.SIGKILL)
-            process.poll()
+            process.poll()  # the parent of its children reaps them, a moment later
             time.sleep(0.05)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import Program
 
 PROBE = Path(__file__).parent / "vllm_dtype_probe.py"
 VERSION = "0.32.0"
@@ -17,10 +18,10 @@ NO_AVX512 = "requires x86 with AVX-512 or AMX"
 
 
 def ask(engine: Any, model: Path, compute: str, *dtypes: str) -> dict[str, dict[str, Any]]:
-    command = [engine.python, str(PROBE), str(model), compute, *dtypes]
-    done = subprocess.run(command, env=engine.env, capture_output=True, text=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [answer["kv_dtype"] for answer in answers] == list(dtypes), done.stderr[-2000:]
+    program = Program(engine, PROBE, model, compute, *dtypes)
+    program.told()
+    answers = [json.loads(line) for line in program.log.splitlines() if line.startswith("{")]
+    assert [answer["kv_dtype"] for answer in answers] == list(dtypes), program.log[-2000:]
     return {answer["kv_dtype"]: answer for answer in answers}
 
 

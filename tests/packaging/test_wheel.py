@@ -172,6 +172,8 @@ def test_a_server_takes_a_shipped_policy_by_name_from_the_wheel(
     assert done.stdout.split() == [str(site / "kvpolicy/language/__init__.py"), "long-context"], done.stderr
     flags = ("--max-total-tokens", "2048")
     log = tmp_path / "server.log"
-    with run_server(engine, tiny_model, *flags, policy="long_context", log_path=log, cwd=tmp_path) as running:
+    with run_server(
+        engine, tiny_model, *flags, policy="long_context", log_path=log, cwd=tmp_path, fresh=True
+    ) as running:
         assert running.internal_state()["kvpolicy"]["name"] == "long-context"
         assert running.internal_state()["page_size"] == 16

@@ -1,8 +1,8 @@
 """What stays and what goes on an SGLang (tests/inside/keeping.py has the steps, and what each must show).
 
-    python kept.py MODEL TEXT RULES.yaml PRIORITIES.yaml
+    python kept.py MODEL TEXT RULES.yaml PRIORITIES.yaml [OTHERS]
 
-Tells one object of named observations for each of the two policies.
+Tells one object of named observations for each of the two policies. With OTHERS, any word, hints and a storm too.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ def storm(client: Client) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, text, rules, priorities = sys.argv[1:]
+    model, text, rules, priorities, *others = sys.argv[1:]
+    rest = (hinting.under_hints, storm) if others else ()
     steps = {
-        rules: (keeping.under_rules, hinting.under_hints, keeping.unadmitted, storm),
+        rules: (keeping.under_rules, *rest, keeping.unadmitted),
         priorities: (keeping.under_priorities,),
     }
     for policy, observe in steps.items():

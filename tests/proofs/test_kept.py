@@ -29,14 +29,17 @@ def test_what_stays(
     model: Path = request.getfixturevalue(f"{size}_model")
     policies = write_policies(tmp_path, SETTINGS)
     engine = with_witness(sglang_env(version), tmp_path / "witness")
-    program = start(engine, "kept.py", model, CHECKOUT / "LICENSE", *policies)
+    # Every token of the real model costs as much as sixty of the tiny one, and what stays does not depend on it.
+    others = ["others"] if size == "tiny" else []
+    program = start(engine, "kept.py", model, CHECKOUT / "LICENSE", *policies, *others)
     rules, priorities = program.told()
     assert_rules(rules["seen"], CACHED_TOKENS)
     assert_unadmitted(rules["seen"])
     assert_priorities(priorities["seen"], CACHED_TOKENS)
-    assert_hints(rules["seen"], rules["state"]["kvpolicy"]["hints"], CACHED_TOKENS)
     assert "hints" not in priorities["state"]["kvpolicy"]
-    assert_calm(rules["seen"])
+    if others:
+        assert_hints(rules["seen"], rules["state"]["kvpolicy"]["hints"], CACHED_TOKENS)
+        assert_calm(rules["seen"])
     for told in (rules, priorities):
         assert_sound(told["state"])
         assert sum(told["state"]["kvpolicy"]["evictions"].values()) > 50

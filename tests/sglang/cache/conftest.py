@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs import INSIDE, with_path
+from tests.programs import INSIDE, Program, with_path
 
 HERE = Path(__file__).resolve().parent
 Run = Callable[..., list[dict[str, Any]]]
+#: The same strings in the same order of sets, unless the run says otherwise.
+HASHES = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
 
 
 @pytest.fixture
@@ -25,17 +27,8 @@ def in_engine(sglang_env: Callable[..., Any]) -> Run:
         engine = with_path(sglang_env(version), INSIDE)
         # The classes under test are the GPU server's; only a server needs the switch to SGLang's CPU engine.
         variables = {key: value for key, value in engine.env.items() if key != "SGLANG_USE_CPU_ENGINE"}
-        done = subprocess.run(
-            [str(engine.python), "-W", "ignore", str(HERE / script), *args],
-            env={
-                **variables,
-                **env,
-                "PYTHONHASHSEED": env.get("PYTHONHASHSEED", os.environ.get("PYTHONHASHSEED", "0")),
-            },
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{script} {' '.join(args)}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        program = Program(replace(engine, env={**variables, **HASHES, **env}), HERE / script, *args)
+        program.told()
+        return [json.loads(line) for line in program.log.splitlines() if line.startswith("{")]
 
     return run

@@ -19,4 +19,4 @@ write_policy = partial(launching.write_policy, launching.policy("torch_native", 
 def launch(engine: EngineEnv, model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run a launcher that is expected to end by itself; its output is stdout and stderr together."""
     arguments = server_arguments(model, ["--max-total-tokens", "1024", *flags], None, free_port())
-    return launching.run_to_end(engine, [str(engine.python), "-m", "sglang.launch_server", *arguments])
+    return launching.run_to_end(engine, ["-m", "sglang.launch_server", *arguments])

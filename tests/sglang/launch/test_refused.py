@@ -88,7 +88,7 @@ def test_plugins_restricted_to_others(sglang_env: SglangEnv, tiny_model: Path, t
 
 def test_an_unsupported_engine(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     newer = "import sglang.version\nsglang.version.__version__ = '0.5.24'\n"
-    engine = injecting(sglang_env(DEMO), tmp_path / "fault", newer)
+    engine = injecting(sglang_env(DEMO), tmp_path / "fault", newer, before_imports=True)
     done = launch(engine, tiny_model, "--kv-policy", str(write_policy(tmp_path)))
     assert done.returncode == 1
     assert_said(

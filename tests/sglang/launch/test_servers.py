@@ -79,7 +79,9 @@ def test_launch_server_reports_and_a_file_changed_meanwhile_changes_nothing(
     loaded.write_text(policy.read_text())
     change = f"import pathlib\npathlib.Path({str(policy)!r}).write_text('page_size: 32')"
     engine = injecting(sglang_env("0.5.20"), tmp_path / "change", in_children(change))
-    with run_server(engine, tiny_model, *POOL, "--enable-metrics", policy=policy, log_path=tmp_path / "log") as server:
+    with run_server(
+        engine, tiny_model, *POOL, "--enable-metrics", policy=policy, log_path=tmp_path / "log", fresh=True
+    ) as server:
         assert policy.read_text() == "page_size: 32"
         before = check_block(server, loaded)
         assert before["evict_calls"] == 0
@@ -143,7 +145,7 @@ def with_witness(engine: EngineEnv, folder: Path) -> EngineEnv:
 def test_installed_without_a_policy_nothing_is_patched(sglang_env: SglangEnv, tiny_model: Path, tmp_path: Path) -> None:
     """On 0.5.23, which loads plugins in the most kinds of process."""
     engine = with_witness(sglang_env("0.5.23"), tmp_path)
-    with run_server(engine, tiny_model, *POOL, log_path=tmp_path / "log") as server:
+    with run_server(engine, tiny_model, *POOL, log_path=tmp_path / "log", fresh=True) as server:
         assert "kvpolicy" not in server.server_info()
         assert "kvpolicy" not in server.internal_state()
     told = [json.loads(path.read_text()) for path in (tmp_path / "told").iterdir()]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs import INSIDE, TIMEOUT_S, with_path
+from tests.programs import INSIDE, Program, with_path
 from tools.environment import CHECKOUT
 
 HERE = Path(__file__).resolve().parent
@@ -20,7 +19,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def in_vllm(vllm_env: Callable[..., Any]) -> Run:
-    """`in_vllm("-m", "pytest", ...)` -> what that Python printed, vLLM and this folder on its path."""
+    """`in_vllm("-m", "pytest", ...)` or `in_vllm(SCRIPT, ...)` -> what it printed; this folder is on its path."""
 
     def run(*command: str) -> str:
         engine = with_path(
@@ -30,11 +29,9 @@ def in_vllm(vllm_env: Callable[..., Any]) -> Run:
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_LOGGING_LEVEL="WARNING",
         )
-        done = subprocess.run(
-            [str(engine.python), *command], cwd=HERE, env=engine.env, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-        assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
-        return done.stdout
+        program = Program(engine, *command)
+        program.told()
+        return program.log
 
     return run
 
@@ -58,7 +55,7 @@ def told(in_vllm: Run) -> Callable[..., list[dict[str, Any]]]:
     """`told("serve.py", "MODEL")` -> the JSON objects that the script printed."""
 
     def run(script: str, *arguments: str) -> list[dict[str, Any]]:
-        output = in_vllm("-W", "ignore", str(HERE / script), *arguments)
+        output = in_vllm(str(HERE / script), *arguments)
         return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
     return run

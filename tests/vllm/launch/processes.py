@@ -16,4 +16,4 @@ write_policy = partial(launching.write_policy, launching.policy("cpu_attn", "lfu
 def launch(engine: EngineEnv, model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run a `vllm serve` that is expected to end by itself; its output is stdout and stderr together."""
     arguments = ["serve", *vllm_arguments(model, flags, None, free_port())]
-    return launching.run_to_end(engine, [str(engine.python), "-m", VLLM_MODULE, *arguments])
+    return launching.run_to_end(engine, ["-m", VLLM_MODULE, *arguments])

@@ -79,7 +79,7 @@ def test_plugins_restricted_to_others(vllm_env: VllmEnv, tiny_model: Path, tmp_p
 def test_an_unsupported_engine(vllm_env: VllmEnv, tiny_model: Path, tmp_path: Path) -> None:
     newer = "import sys, types\nv = types.ModuleType('vllm._version')\nv.__version__ = '0.34.0'\n"
     newer += "v.__version_tuple__ = (0, 34, 0)\nsys.modules['vllm._version'] = v\n"
-    engine = injecting(vllm_env(), tmp_path / "fault", newer)
+    engine = injecting(vllm_env(), tmp_path / "fault", newer, before_imports=True)
     done = launch(engine, tiny_model, "--kv-policy", str(write_policy(tmp_path)))
     assert done.returncode == 1
     assert_said(done, "vLLM 0.34.0 is not supported: the places where a policy goes in are known for 0.26 to 0.33")

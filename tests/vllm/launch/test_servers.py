@@ -28,7 +28,7 @@ def test_a_server_reports_and_a_file_changed_meanwhile_changes_nothing(
     digest = load_policy(policy, engine="vllm").digest
     change = f"import pathlib\npathlib.Path({str(policy)!r}).write_text('page_size: 32')"
     engine = injecting(vllm_env(), tmp_path / "change", in_children(change))
-    with run_server(engine, tiny_model, *POOL, policy=policy, log_path=tmp_path / "log") as server:
+    with run_server(engine, tiny_model, *POOL, policy=policy, log_path=tmp_path / "log", fresh=True) as server:
         assert isinstance(server, VllmServer)
         assert policy.read_text() == "page_size: 32"
         (before,) = server.statuses()

@@ -1,6 +1,6 @@
 """What stays and what goes on a vLLM (tests/inside/keeping.py has the steps, and what each must show).
 
-    python kept.py MODEL TEXT (rules | priorities) POLICY
+    python kept.py MODEL TEXT (rules | hints | priorities) POLICY
 
 Tells one object of named observations.
 """
@@ -71,7 +71,8 @@ def _typed(envelope: dict[str, Any]) -> Any:
 
 
 STEPS = {
-    "rules": (keeping.under_rules, hinting.under_hints, keeping.unadmitted),
+    "rules": (keeping.under_rules, keeping.unadmitted),
+    "hints": (hinting.under_hints,),
     "priorities": (keeping.under_priorities,),
 }
 
