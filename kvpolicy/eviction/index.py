@@ -182,6 +182,7 @@ class EvictionIndex:
         meta = lower.kvp  # of an index before this one, perhaps
         if meta is not None:
             upper.kvp = above = copy(meta)
+            above.partition = None
             above.units -= units
             above.order -= units
             above.depth_tokens -= units * meta.size_tokens
