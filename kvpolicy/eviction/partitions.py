@@ -9,7 +9,7 @@ what happens in partitions that are not next costs nothing. Orders without keys 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from kvpolicy.eviction.base import Handle, KeyChange, Order
@@ -166,8 +166,7 @@ class PartitionedOrder:
         return self._where(handle) is not None
 
     def __iter__(self) -> Iterator[Handle]:
-        for partition in self._each():
-            yield from partition.order
+        return chain.from_iterable(partition.order for partition in self._each())
 
     def check(self) -> None:
         """Debug: every member is in the partition where it belongs, and only there."""

@@ -2,7 +2,7 @@
 In rounds; after each the server comes to rest, and is looked at.
 
     ./test -- tests/soak -m soak                      # half an hour on each engine, and each fault that must be seen
-    ./test -- tests/soak -m soak -k "half and vllm"
+    ./test -- tests/soak -m soak -k "half and vllm"   # KVPOLICY_SOAK_S=600: ten minutes of it
 """
 
 from __future__ import annotations
