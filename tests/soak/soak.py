@@ -48,6 +48,10 @@ RULES = [
 EVICTIONS: dict[str, dict[str, Any]] = {
     "plain": {"policy": "lru"},
     "rules": {"policy": "lru", "rules": RULES},
+    "held": {
+        "policy": "lru",
+        "rules": [{"name": "all", "match": "hits >= 0", "retain": {"weight": 2, "budget": "100%"}}],
+    },
     "tenants": {"policy": "lru", "tenants": {"by": "cache_salt", "floor": "5%", "cap": "60%"}},
     "score": {"score": "log1p(hits) / (1 + idle_requests)", "rules": RULES[:1]},
     "gdsf": {"policy": "gdsf"},
