@@ -100,13 +100,14 @@ def touches(pool: Pool) -> float:
     return timed(lambda: [pool.use(pool.rng.choice(pool.leaves)) for _ in range(TOUCHES)])[0] / TOUCHES
 
 
-def slices(step: Callable[[int], bool]) -> Iterator[float]:
+def slices(of: Preparation | Retirement) -> Iterator[float]:
     """Seconds of one after the other, each of as many units as the last one's time says."""
     units, more = FIRST_UNITS, True
     while more:
-        took, more = timed(lambda: step(units))  # noqa: B023
+        took, more = timed(lambda: of.step(units))  # noqa: B023
         yield took
-        units = next_units(units, took)
+        if isinstance(of, Retirement) or not of.was_cut_short:
+            units = next_units(units, took)
 
 
 def swap(first: CompiledEviction, second: CompiledEviction, leaves: int) -> dict[str, list[float]]:
@@ -121,7 +122,7 @@ def swap(first: CompiledEviction, second: CompiledEviction, leaves: int) -> dict
     took, preparation = timed(lambda: Preparation(second, pool.index, FlatUnits(pool)))
     pool.index = Both(pool.index, preparation, lambda: None)  # type: ignore[assignment]
     times["slice"].append(took)
-    for took in slices(preparation.step):
+    for took in slices(preparation):
         collections.go_on()
         times["slice"].append(took)
         times["during"].append(touches(pool))
@@ -137,7 +138,7 @@ def swap(first: CompiledEviction, second: CompiledEviction, leaves: int) -> dict
     times["commit"].append(took)
     pool.metadata = pool.index.needs_metadata
     del preparation  # it knows the old index
-    for took in slices(retirement.step):
+    for took in slices(retirement):
         collections.go_on()
         times["retire"].append(took)
     times["gc"] = [COLLECTOR.longest_s]

@@ -104,6 +104,7 @@ class UnitMeta:
     hold: Hold | None = None  # the retain that covers it
     hold_expiry_ms: int | None = None  # policy time until which it does; None: no more
     state: Any = field(default=None, repr=False)  # an algorithm's own per-unit state
+    partition: Any = field(default=None, repr=False)  # where it is among tenants and levels, while it is evictable
     # -- for reports and adapters; no decision reads them --
     birth_s: float = 0.0  # of the machine's clock, at insertion
     path_state: Any = field(default=None, repr=False)  # an adapter's own: the hash of the tokens up to the unit's end

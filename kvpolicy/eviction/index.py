@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
@@ -182,6 +183,7 @@ class EvictionIndex:
         meta = lower.kvp  # of an index before this one, perhaps
         if meta is not None:
             upper.kvp = above = copy(meta)
+            above.partition = None
             above.units -= units
             above.order -= units
             above.depth_tokens -= units * meta.size_tokens
@@ -340,9 +342,9 @@ class EvictionIndex:
         for handle in handles:
             self.add(handle)
 
-    def members(self) -> list[Handle]:
-        """The evictable units, held ones apart, in no particular order."""
-        return [*self._order, *self._stray]
+    def members(self, most: int | None = None) -> list[Handle]:
+        """The evictable units, or so many of them, held ones apart, in no particular order."""
+        return list(islice(chain(self._order, self._stray), most))
 
     def check(self) -> None:
         """Debug: raise AssertionError on a broken invariant."""

@@ -192,7 +192,7 @@ class MetadataIndex(EvictionIndex):
         upper.kvp = above = replace(meta, order=self._units, size_tokens=upper_tokens)
         meta.size_tokens -= upper_tokens
         meta.content_key = None  # it names the tokens up to where a unit begins, which only the upper half still does
-        above.path_state = None
+        above.path_state = above.partition = None
         above.depth_tokens = meta.depth_tokens - meta.size_tokens
         meta.parent = upper
         if self._tenants is not None:

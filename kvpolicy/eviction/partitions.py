@@ -9,7 +9,7 @@ what happens in partitions that are not next costs nothing. Orders without keys 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from kvpolicy.eviction.base import Handle, KeyChange, Order
@@ -23,9 +23,10 @@ REFRESHED = 8
 
 
 class _Partition:
-    __slots__ = ("first_key", "heap", "is_dirty", "level", "order", "tenant")
+    __slots__ = ("first_key", "heap", "is_dirty", "level", "of", "order", "tenant")
 
-    def __init__(self, order: Order[Handle], tenant: Tenant, level: int) -> None:
+    def __init__(self, of: object, order: Order[Handle], tenant: Tenant, level: int) -> None:
+        self.of = of  # the members' metadata may still name a partition of an order before
         self.order = order
         self.tenant = tenant
         self.level = level
@@ -53,7 +54,8 @@ class PartitionedOrder:
         self._make_order = make_order
         self._levels = levels
         self._place = place
-        self._where: dict[Handle, _Partition] = {}
+        self._members = 0
+        self._era = object()  # of all partitions since the last `clear`
         self._partitions: dict[Tenant, list[_Partition | None]] = {}
         self._dirty: list[_Partition] = []
         self._last: tuple[_Partition, int] | None = None  # where the last victim came from, and its tenant's class
@@ -64,7 +66,7 @@ class PartitionedOrder:
         ]
 
     def add(self, handle: Handle) -> None:
-        if handle in self._where:
+        if self._where(handle) is not None:
             return
         tenant, level = self._place(handle)
         of_tenant = self._partitions.get(tenant)
@@ -72,27 +74,30 @@ class PartitionedOrder:
             of_tenant = self._partitions[tenant] = [None] * self._levels
         partition = of_tenant[level]
         if partition is None:
-            partition = of_tenant[level] = _Partition(self._make_order(), tenant, level)
+            partition = of_tenant[level] = _Partition(self._era, self._make_order(), tenant, level)
             self._is_dynamic = partition.order.change is KeyChange.DYNAMIC
         key = partition.order.add(handle)
-        self._where[handle] = partition
+        handle.kvp.partition = partition
+        self._members += 1
         self._changed(partition, key)
 
     def discard(self, handle: Handle) -> None:
-        partition = self._where.pop(handle, None)
+        partition = self._where(handle)
         if partition is not None:
+            handle.kvp.partition = None
+            self._members -= 1
             partition.order.discard(handle)
             if not partition.order.is_keyed:
                 self._mark(partition)
 
     def touch(self, handle: Handle) -> None:
-        partition = self._where.get(handle)
+        partition = self._where(handle)
         if partition is not None:
             self._changed(partition, partition.order.touch(handle))
 
     def move(self, handle: Handle) -> None:
         """The unit's tenant or level changed: put it where it belongs now, if it is a member."""
-        if handle in self._where:
+        if self._where(handle) is not None:
             self.discard(handle)
             self.add(handle)
 
@@ -121,7 +126,8 @@ class PartitionedOrder:
             return None
         handle = partition.order.pop()
         assert handle is not None
-        del self._where[handle]
+        handle.kvp.partition = None
+        self._members -= 1
         self._last = (partition, partition.tenant.klass)
         if not partition.order.is_keyed:
             self._mark(partition)
@@ -145,40 +151,49 @@ class PartitionedOrder:
 
     def clear(self) -> None:
         self._last = None
-        self._where.clear()
+        self._members, self._era = 0, object()
+        for partition in self._each():
+            partition.order.clear()  # the members' metadata names it
         self._partitions.clear()
         self._dirty.clear()
         for heap in self._heaps:
             heap.clear()
 
     def __len__(self) -> int:
-        return len(self._where)
+        return self._members
 
-    def __contains__(self, handle: object) -> bool:
-        return handle in self._where
+    def __contains__(self, handle: Any) -> bool:
+        return self._where(handle) is not None
 
     def __iter__(self) -> Iterator[Handle]:
-        return iter(self._where)
+        return chain.from_iterable(partition.order for partition in self._each())
 
     def check(self) -> None:
         """Debug: every member is in the partition where it belongs, and only there."""
         members = 0
+        for partition in self._each():
+            members += len(partition.order)
+            for handle in partition.order:
+                assert self._where(handle) is partition, "a unit in a partition it does not belong to"
+                assert self._place(handle) == (partition.tenant, partition.level), "a unit was not moved"
+            check = getattr(partition.order, "check", None)
+            if check is not None:
+                check()
+            top = partition.order.peek()
+            if top is not None and not partition.is_dirty:
+                assert partition in self._heap_of(partition), "a partition that is never asked"
+                assert not partition.order.is_keyed or partition.first_key <= top[0], "a first key was missed"
+        assert members == self._members, "a member without a partition"
+
+    def _where(self, handle: Handle) -> _Partition | None:
+        """The partition of a member, None for others."""
+        meta = handle.kvp
+        partition: _Partition | None = None if meta is None else meta.partition
+        return partition if partition is not None and partition.of is self._era else None
+
+    def _each(self) -> Iterator[_Partition]:
         for of_tenant in self._partitions.values():
-            for partition in of_tenant:
-                if partition is None:
-                    continue
-                members += len(partition.order)
-                for handle in partition.order:
-                    assert self._where.get(handle) is partition, "a unit in a partition it does not belong to"
-                    assert self._place(handle) == (partition.tenant, partition.level), "a unit was not moved"
-                check = getattr(partition.order, "check", None)
-                if check is not None:
-                    check()
-                top = partition.order.peek()
-                if top is not None and not partition.is_dirty:
-                    assert partition in self._heap_of(partition), "a partition that is never asked"
-                    assert not partition.order.is_keyed or partition.first_key <= top[0], "a first key was missed"
-        assert members == len(self._where), "a member without a partition"
+            yield from filter(None, of_tenant)
 
     def _changed(self, partition: _Partition, key: Any) -> None:
         """A unit of the partition was offered under ``key``; ``None``: there is no telling."""

@@ -96,7 +96,6 @@ class Retirement:
         """``keeps_handles``: the one that follows uses the same."""
         self._index: Any = index
         self._owns = isinstance(index, TwinIndex) and not keeps_handles
-        self._units: Iterator[Any] | None = None  # listing them takes a while too, so not at the change-over
 
     def step(self, units: int) -> bool:
         """Take apart up to ``units`` more; whether there is more to do."""
@@ -104,17 +103,13 @@ class Retirement:
         if index is None:
             return False
         bare = index if self._owns else getattr(index, "inner", index)
-        if self._units is None:
-            self._units = iter(list(bare.twins) if self._owns else bare.members())
-            return True
         take = bare.remove if self._owns else bare.discard
-        count = 0
         try:
-            for unit in islice(self._units, units):
+            some = list(islice(bare.twins, units)) if self._owns else bare.members(units)
+            for unit in some:
                 take(unit)
-                count += 1
         except Exception:  # nobody looks at it any more: it may go as a whole
-            count = 0
-        if not count:
-            self._index = self._units = None
-        return count > 0
+            some = []
+        if not some:
+            self._index = None
+        return bool(some)

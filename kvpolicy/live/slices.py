@@ -10,9 +10,9 @@ import gc
 import time
 from typing import Any
 
-__all__ = ["FIRST_UNITS", "CollectionsPutOff", "next_units"]
+__all__ = ["FIRST_UNITS", "LEAST_UNITS", "MOST_UNITS", "CollectionsPutOff", "next_units"]
 
-#: What a slice may take on the slowest rank. One that meets a dictionary growing takes as long again; 5 ms is the aim.
+#: What a slice may take on the slowest rank. One in which a dictionary grows takes as long again; 5 ms is the aim.
 SLICE_S = 0.002
 FIRST_UNITS = 64
 LEAST_UNITS, MOST_UNITS = 32, 4096

@@ -191,7 +191,9 @@ class LiveSwap:
         try:
             return self._one_slice(units)
         finally:
-            self._slice_s = time.perf_counter() - start_s
+            preparation = self._preparation
+            is_short = preparation is not None and preparation.was_cut_short
+            self._slice_s = 0.0 if is_short else time.perf_counter() - start_s
 
     def _agreed_units(self) -> int:
         if self.slice_units is not None:

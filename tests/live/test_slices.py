@@ -53,6 +53,21 @@ def test_ranks_bring_in_the_same_units_however_fast_they_are() -> None:
     assert counts == [64, 128, 160, 192, 224]
 
 
+def test_the_time_of_a_slice_that_was_cut_short_says_nothing_of_the_next() -> None:
+    told = []
+    swap = LiveSwap(TreeSeat(), "sglang", lambda own: told.append(own) or [own])  # type: ignore[func-returns-value]
+    swap.handle({"op": "prepare", "flat": flat("lfu")})
+    preparation = swap._preparation
+    assert preparation is not None
+    swap.handle({"op": "continue"})
+    swap.handle({"op": "continue"})
+    assert told[-1]["slice_s"] > 0
+    preparation._short_of_growth = lambda units: units - 1  # type: ignore[method-assign]
+    swap.handle({"op": "continue"})
+    swap.handle({"op": "continue"})
+    assert told[-1]["slice_s"] == 0
+
+
 def test_a_rank_with_nothing_to_do_takes_part_in_every_agreement() -> None:
     """Else the others would wait for it."""
     asked = []

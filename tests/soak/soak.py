@@ -2,7 +2,7 @@
 In rounds; after each the server comes to rest, and is looked at.
 
     ./test -- tests/soak -m soak                      # half an hour on each engine, and each fault that must be seen
-    ./test -- tests/soak -m soak -k "half and vllm"
+    ./test -- tests/soak -m soak -k "half and vllm"   # KVPOLICY_SOAK_S=600: ten minutes of it
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 24, 100, 3
 #: Growth of the memory of all processes, from the first third to the last, that counts as flat.
 FLAT_SHARE, FLAT_BYTES = 0.02, 24 << 20
 REST_S = 20.0
+#: At most so long until the next act, for a policy to have evicted something when it is looked at.
+PAUSE_S = 0.5
 #: So many prompts are looked at, and those taken at which the two likeliest tokens are farthest apart: where they are
 #: near, which of them comes depends on what else is in the batch, in a server without a policy too.
 CANDIDATES = 36
@@ -46,6 +48,10 @@ RULES = [
 EVICTIONS: dict[str, dict[str, Any]] = {
     "plain": {"policy": "lru"},
     "rules": {"policy": "lru", "rules": RULES},
+    "held": {
+        "policy": "lru",
+        "rules": [{"name": "all", "match": "hits >= 0", "retain": {"weight": 2, "budget": "100%"}}],
+    },
     "tenants": {"policy": "lru", "tenants": {"by": "cache_salt", "floor": "5%", "cap": "60%"}},
     "score": {"score": "log1p(hits) / (1 + idle_requests)", "rules": RULES[:1]},
     "gdsf": {"policy": "gdsf"},
@@ -92,11 +98,13 @@ class Report:
     did: Counter[str] = field(default_factory=Counter)
     answers: int = 0
     wrong: list[str] = field(default_factory=list)  # outputs and answers that are not as expected
+    broken: list[str] = field(default_factory=list)  # invariants, between two acts
     checkpoints: list[Checkpoint] = field(default_factory=list)
 
     def problems(self, wrong_before: int = 0) -> list[str]:
         """Empty: nothing is lost, and nothing leaks. So many outputs may differ as differ without swaps."""
         found = list(self.wrong) if len(self.wrong) > wrong_before else []
+        found += self.broken
         for at, point in enumerate(self.checkpoints):
             for problem in _lost(point):
                 found.append(f"round {at}: {problem}")
@@ -140,6 +148,7 @@ class Soak:
         self.documents = documents(page_size)
         self.rng = random.Random(seed)
         self.prompts: list[list[int]] = []
+        self.is_ever_off = True  # which forgets what was evicted
         self.report = Report()
         self.expected: list[Any] = []
         self._stop = threading.Event()
@@ -157,6 +166,8 @@ class Soak:
             with self._under_load():
                 while time.monotonic() < until_s:
                     self._act()
+                    self._look()
+                    time.sleep(self.rng.uniform(0, PAUSE_S))
             self.report.checkpoints.append(self.at_rest())
         return self.report
 
@@ -166,16 +177,20 @@ class Soak:
             time.sleep(seconds)
         return self.report
 
-    def swaps(self, count: int, seconds: float) -> float:
-        """So many swaps under load, evenly over the time if they fit; the seconds that they took."""
-        start_s = time.monotonic()
+    def swaps(self, count: int, seconds: float) -> tuple[float, list[float]]:
+        """So many swaps under load, evenly over the time if they fit, each with a look at the indexes; the seconds that
+        all took, and each alone."""
+        start_s, each_s = time.monotonic(), []
         with self._under_load():
             for at in range(count):
+                asked_s = time.monotonic()
                 self._swap()
+                each_s.append(time.monotonic() - asked_s)
+                self._look()
                 time.sleep(max(0.0, start_s + (at + 1) * seconds / count - time.monotonic()))
-        took_s = time.monotonic() - start_s
+            took_s = time.monotonic() - start_s
         self.report.checkpoints.append(self.at_rest())
-        return took_s
+        return took_s, each_s
 
     # -- one round --
 
@@ -224,7 +239,14 @@ class Soak:
             self._to_do = [self._swap] * 9 + [self._back] * 3 + [self._off] * 2 + [self._bad] * 3 + [self._killed] * 3
             self.rng.shuffle(self._to_do)
             self._to_do[-6:] = [self._stale, self._killed, self._bad, self._off, self._back, self._swap]
-        self._to_do.pop()()
+        act = self._to_do.pop()
+        if act != self._off or self.is_ever_off:
+            act()
+
+    def _look(self) -> None:
+        """At the indexes, while requests run."""
+        if broken := self.server.status()["soak"]["violation"]:
+            self.report.broken.append(f"an index is broken: {broken}")
 
     def _swap(self) -> None:
         name = self.rng.choice(list(self.documents))

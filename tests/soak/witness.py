@@ -47,6 +47,10 @@ def _check(seat: Any) -> None:
     if isinstance(indexes[0], TwinIndex):
         twins, units = len(indexes[0].twins), _resident_units(seat)
         assert twins == units, f"{twins} twins of {units} units"
+        resident = set(indexes[0].twins.values())
+        rules = indexes[0].inner._rules
+        for budget in filter(None, () if rules is None else rules._budgets):
+            assert resident.issuperset(budget.members), "a rule holds a unit that is gone"
 
 
 def _with_violation(active: Any) -> dict[str, Any]:
