@@ -29,16 +29,6 @@ REQUESTS, CONTEXT = 12, 256
 PAGES = (2, 16, 64)
 
 
-class _Torch:
-    """`torch` of the module under test, with CPU tensors where its code says "cuda"."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def empty(self, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        return torch.empty(*args, device="cpu", **kwargs)
-
-
 def prepare() -> None:
     """The module as on a GPU with FlashInfer, as far as the backend's life needs."""
     module.BatchDecodeWithPagedKVCacheWrapper = torch_flashinfer.Decode
@@ -46,7 +36,7 @@ def prepare() -> None:
     module.BatchPrefillWithRaggedKVCacheWrapper = torch_flashinfer.Ragged
     module.fast_decode_plan = torch_flashinfer.fast_decode_plan
     module._safe_merge_state = torch_flashinfer.merge_state
-    module.torch = _Torch()
+    module.torch = torch_flashinfer.OnCpu()
     module.is_in_tc_piecewise_cuda_graph = lambda: False
     module.check_cuda_graph_backend = lambda *_args: False
     module.get_buffer = lambda _name, _make: torch.empty(16, dtype=torch.uint8)

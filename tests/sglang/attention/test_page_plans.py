@@ -9,6 +9,7 @@ import pytest
 
 from tests.programs import INSIDE, Program, run_all, with_path
 from tests.proofs.engines import assert_no_complaint, start, with_witness
+from tests.sglang.attention.plugin import with_torch_flashinfer
 from tools.environment import CHECKOUT, EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -55,13 +56,7 @@ def test_a_server(sglang_env: Callable[..., EngineEnv], tiny_model: Path, tmp_pa
     """A scheduler's own rows of slots: chunked prefills, cached prefixes, eviction and reuse of pages."""
     policy = tmp_path / "pages.yaml"
     policy.write_text(POLICY)
-    for name, version in (("torch_flashinfer_plugin", "1"), ("flashinfer_python", "99")):  # the engine asks for both
-        info = tmp_path / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    points = tmp_path / "torch_flashinfer_plugin-1.dist-info/entry_points.txt"
-    points.write_text("[sglang.srt.plugins]\ntorch_flashinfer = torch_flashinfer_plugin:load\n")
-    engine = with_witness(with_path(sglang_env("0.5.20"), tmp_path, HERE), tmp_path / "witness")
+    engine = with_witness(with_torch_flashinfer(sglang_env("0.5.20"), tmp_path), tmp_path / "witness")
     program = start(engine, "outputs.py", tiny_model, CHECKOUT / "LICENSE", "1024", "auto:16", policy)
     stock, ours = run_all(program)
     assert_no_complaint(program.log)

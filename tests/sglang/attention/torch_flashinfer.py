@@ -11,7 +11,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["Decode", "Paged", "Ragged", "fast_decode_plan", "merge_state"]
+__all__ = ["Decode", "OnCpu", "Paged", "Ragged", "fast_decode_plan", "merge_state"]
+
+
+class OnCpu:
+    """`torch` of the module under test, with CPU tensors where its code says "cuda"."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return torch.empty(*args, device="cpu", **kwargs)
 
 
 def lengths(indptr: torch.Tensor, last: torch.Tensor, page_tokens: int) -> torch.Tensor:

@@ -21,3 +21,4 @@ def load() -> None:
     module.BatchPrefillWithRaggedKVCacheWrapper = torch_flashinfer.Ragged
     module.fast_decode_plan = torch_flashinfer.fast_decode_plan
     module._safe_merge_state = torch_flashinfer.merge_state
+    module.torch = torch_flashinfer.OnCpu()
