@@ -11,6 +11,7 @@ import subprocess
 import sys
 from array import array
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,7 +146,10 @@ def test_a_terminal_gets_frames_until_ctrl_c() -> None:
     with serving({"/kvpolicy": (200, {"engines": [healthy_block()]})}) as url:
         ours, theirs = pty.openpty()
         command = [sys.executable, "-m", "kvpolicy.cli.main", "top", "--url", url, "--interval", "0.05"]
-        process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+        hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+        process = subprocess.Popen(
+            command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}, preexec_fn=hears
+        )
         os.close(theirs)
         seen = b""
         try:
