@@ -61,6 +61,13 @@ $triton"
         --mem-fraction-static 0.85 --max-total-tokens 65536 --cuda-graph-max-bs 32 --disable-prefill-cuda-graph \
         --max-running-requests 48
     step kv-quant 300 python benchmarks/kv_quant.py --tune
+    step kv-capacity 300 python benchmarks/kv_capacity.py --model "$model" --logs "$out" -- --attention-backend triton \
+        --mem-fraction-static 0.6 --cuda-graph-max-bs 8 --disable-prefill-cuda-graph
+    policy auto "$lru
+backend: {attention: flashinfer, cascade: auto}"
+    step shared-decode 500 python benchmarks/shared_decode.py --model "$model" --side flashinfer --side triton \
+        --side "auto=flashinfer:$out/auto.yaml" --shared-tokens 4096 --logs "$out" -- --mem-fraction-static 0.3 \
+        --max-total-tokens 100000 --max-running-requests 128 --cuda-graph-max-bs 128 --disable-prefill-cuda-graph
     step outputs 300 python benchmarks/sglang_outputs.py --model "$model" --vocabulary 40000 --logs "$out" -- \
         --attention-backend triton --mem-fraction-static 0.85 --cuda-graph-max-bs 4 --disable-prefill-cuda-graph \
         --max-running-requests 16
