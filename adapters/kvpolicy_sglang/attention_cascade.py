@@ -119,10 +119,12 @@ class Steps:
         pages: torch.Tensor,
     ) -> CascadeTables:
         """What a captured step reads, in the tables of its batch size, always the same ones. Its slots go to `pages`
-        (int32, as long as the engine's own index of all requests), which other steps may overwrite."""
+        (int32, as long as the engine's own index of as many requests), which other steps may overwrite."""
         requests = len(rows)
         if requests not in self._tables:
-            self._tables[requests] = CascadeTables(requests, *self._heads, self._row_tokens, self._device, pages)
+            # The engine's table of slots is some tokens wider than a context may be, its index is not.
+            longest = min(self._row_tokens, pages.numel() // requests)
+            self._tables[requests] = CascadeTables(requests, *self._heads, longest, self._device, pages)
         tables = self._tables[requests]
         if self._grouped.get(requests) is not groups:
             tables.group(_shared(groups))

@@ -1,4 +1,4 @@
-"""Put the policy's cascade into SGLang's FlashInfer decode path: five hooks, beside the backend's own way.
+"""Put the policy's cascade into SGLang's FlashInfer decode path: six hooks, beside the backend's own way.
 
 A CUDA graph holds one way of attention. So each batch size is captured a second time, with our wrapper in the backend's
 metadata, under a variant label of its own (as SGLang captures with and without LoRA); a step replays the one or the
@@ -37,6 +37,7 @@ _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
 
 def is_asked_for(active: ActivePolicy) -> bool:
+    """Whether the policy has decode steps cascade."""
     return active.compiled.backend.cascade not in (None, "off")
 
 
@@ -228,7 +229,8 @@ class Cascade:
         if groups := self._choose(forward_batch) if self._reqs else []:
             try:
                 assert self._steps is not None
-                _use(backend, self._steps.stage_once(groups, *_inputs(backend, forward_batch), _longest(self._reqs)))
+                longest = _longest(forward_batch, self._reqs)
+                _use(backend, self._steps.stage_once(groups, *_inputs(backend, forward_batch), longest))
             except Exception:
                 self._fault("preparing a cascade raised")
             else:
@@ -248,8 +250,10 @@ def _inputs(backend: Any, forward_batch: Any) -> tuple[Any, Any, Any]:
     return table, forward_batch.req_pool_indices[:size], forward_batch.seq_lens[:size]
 
 
-def _longest(reqs: Sequence[Any]) -> int:
-    """Tokens of the longest context, with room for what is decoded but not counted yet."""
+def _longest(forward_batch: Any, reqs: Sequence[Any]) -> int:
+    """Tokens of the longest context; from the requests with room for what is decoded but not counted yet."""
+    if (lens := forward_batch.seq_lens_cpu) is not None:
+        return int(lens.max())
     return max(len(req.origin_input_ids) + len(req.output_ids) for req in reqs) + 8
 
 

@@ -45,6 +45,9 @@ class CascadeTables:
         requests: of a step; fewer are padded by the engine.
         row_tokens: the longest context.
         pages: int32, at least `requests * row_tokens` long, free for use; None: allocated.
+
+    Raises:
+        ValueError: `pages` is shorter.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class CascadeTables:
         self.requests, self.row_tokens = requests, row_tokens
         if pages is None:
             pages = torch.zeros(requests * row_tokens, dtype=torch.int32, device=device)
+        if pages.numel() < requests * row_tokens:
+            raise ValueError(f"{pages.numel()} places for the slots of {requests} requests of {row_tokens} tokens")
         self.pages = pages[: requests * row_tokens]
         splits = _splits(whole, kv_heads, shape.programs_per_sm, row_tokens, shape.block_n, device)
         own_splits = _splits(requests, kv_heads, shape.own_programs_per_sm, row_tokens, shape.own_block_n, device)

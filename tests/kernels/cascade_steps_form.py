@@ -90,7 +90,13 @@ def main() -> None:
     too_deep = [Shared(10 * level, 10, [0, 1]) for level in range(LEVELS + 1)]
     pairs = [Shared(0, 10, [2 * pair, 2 * pair + 1]) for pair in range(count // 2)]
     stays = where == [tensor.data_ptr() for one in tables.plan.launches for tensor in (*one.tiles, one.member_ids)]
+    try:
+        CascadeTables(count, HEADS * QUERIES, HEADS, ROW_TOKENS, "cpu", torch.zeros(count * ROW_TOKENS - 1))
+        short = ""
+    except ValueError as error:
+        short = str(error)
     told = {
+        "short": short,
         "errors": errors,
         "lost": lost,
         "taken": taken,

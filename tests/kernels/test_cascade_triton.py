@@ -42,3 +42,4 @@ def test_steps_over_tables_that_stay(sglang_env: Callable[..., EngineEnv]) -> No
     assert told["levels"] == 3
     assert told["pairs"] == 4
     assert told["stays"]
+    assert told["short"] == "2047 places for the slots of 8 requests of 256 tokens"

@@ -13,7 +13,7 @@ from activation import activate
 from kvpolicy_sglang.attention_cascade import CascadeWrapper
 from kvpolicy_sglang.attention_cascade_hooks import VARIANT, Cascade, install
 from kvpolicy_sglang.hooks import HookSet
-from page_plans import REQUESTS, SERVER_ARGS, Bench, capture_buffers, module, prepare
+from page_plans import CONTEXT, REQUESTS, SERVER_ARGS, Bench, capture_buffers, module, prepare
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
@@ -79,6 +79,8 @@ def capture(bench: Sharing, cascade: Cascade) -> None:
         assert bench.forward(batch) < 1e-5
 
     capture_buffers(bench.backend)
+    # As SGLang's: as long as contexts may be, while the table of slots is some tokens wider.
+    bench.backend.cuda_graph_kv_indices = [torch.zeros(SIZES[-1] * (CONTEXT - 4), dtype=torch.int32)]
     for size in SIZES:
         cascade.capture(one_shape, bench.graphs, size, None, None, None)
 
