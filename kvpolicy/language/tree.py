@@ -169,6 +169,7 @@ class _Builder:
         if depth > MAX_DEPTH:
             raise Problem("KVP109", f"the file is nested deeper than {MAX_DEPTH} levels", index=index)
         if isinstance(node, yaml.ScalarNode):
+            _require_characters(node)
             return self._scalar(node)
         inner = path | {id(node)}
         if isinstance(node, yaml.SequenceNode):
@@ -197,6 +198,7 @@ class _Builder:
                     key.start_mark.index,
                 )
                 continue
+            _require_characters(key)
             start, end = key.start_mark.index, key.end_mark.index
             yield Scalar(self.source, start, key.value, key.value, key.style, end), value  # a key is its text
 
@@ -212,6 +214,18 @@ class _Builder:
 
     def _note(self, code: str, message: str, help: str | None, index: int) -> None:
         self.problems.append(Problem(code, message, help, index=index))
+
+
+def _require_characters(node: yaml.ScalarNode) -> None:
+    """Problem for an escape like "\\ud83d": half of a pair, which is no character and cannot be written anywhere."""
+    half = next((character for character in node.value if "\ud800" <= character <= "\udfff"), None)
+    if half is not None:
+        raise Problem(
+            "KVP103",
+            f"U+{ord(half):04X} is half of a surrogate pair, not a character",
+            'write the character itself, or "\\U" and its eight hexadecimal digits',
+            index=node.start_mark.index,
+        )
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError, source: Source) -> Problem:

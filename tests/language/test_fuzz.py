@@ -110,3 +110,16 @@ def test_the_examination_sees_a_wrong_diagnostic(fault, monkeypatch) -> None:
     assert broken_promises(raw) == []
     monkeypatch.setitem(globals(), "load_text", load)
     assert broken_promises(raw)
+
+
+@pytest.mark.parametrize("escape", [r"\ud800\udc00", r"\ud83d", r"a\udfffb"])
+@pytest.mark.parametrize(
+    "body",
+    ['cache: {page_size: "%s"}', 'metadata: {name: "%s"}', '"%s": 1', 'extends: "%s"', 'eviction: {score: "%s"}'],
+)
+def test_half_a_character_is_said_where_it_stands(body: str, escape: str) -> None:
+    text = f"apiVersion: kvpolicy/v1\nkind: KVPolicy\n{body % escape}\n"
+    assert broken_promises(text.encode()) == []
+    (found,) = load_text(text.encode(), "p.yaml", None).diagnostics
+    assert (found.code, found.severity, found.line) == ("KVP103", "error", 3)
+    assert "half of a surrogate pair" in found.message

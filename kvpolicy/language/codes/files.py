@@ -35,7 +35,8 @@ FILES = codes(
     Code(
         "KVP103",
         "binary file",
-        "The file contains bytes that no text has. It is probably a model file or an archive given by mistake.",
+        "The file contains bytes that no text has. It is probably a model file or an archive given by mistake. "
+        "An escape for half of a surrogate pair is no text either.",
         bad=b"PK\x03\x04\x00\x00",
         good=_WHOLE,
         raw=True,
