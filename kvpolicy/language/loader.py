@@ -99,6 +99,11 @@ def policy_from_flat(flat: dict[str, Any], engine: str | None = None) -> Policy:
         PolicyError: the document is not a valid policy (another version of kvpolicy wrote it, or it was edited).
     """
     data = {key: value for key, value in flat.items() if key != "tests"}
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair: JSON has escapes for it too
+        message = f"U+{ord(error.object[error.start]):04X} is half of a surrogate pair, not a character"
+        raise PolicyError([Diagnostic("<flattened policy>", 1, 1, "KVP103", "error", message)]) from None
     if engine and data.get("engines"):
         data = to_plain(for_engine(parse(Source("", dump(data)))[0], engine))
     try:

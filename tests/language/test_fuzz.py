@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpolicy.language import LoadResult, load_text
+from kvpolicy.language import LoadResult, PolicyError, load_text, policy_from_flat
 from kvpolicy.language.codes import CODES
 from kvpolicy.language.dump import dump
 from kvpolicy.language.shipped_policies import shipped
@@ -123,3 +123,13 @@ def test_half_a_character_is_said_where_it_stands(body: str, escape: str) -> Non
     (found,) = load_text(text.encode(), "p.yaml", None).diagnostics
     assert (found.code, found.severity, found.line) == ("KVP103", "error", 3)
     assert "half of a surrogate pair" in found.message
+
+
+@pytest.mark.parametrize(
+    "changed", [{"metadata": {"name": "\ud800"}}, {"cache": {"page_size": "\ud83d"}}, {"\udfff": 1}]
+)
+def test_half_a_character_in_a_flattened_policy_is_refused(changed: dict[str, object]) -> None:
+    """JSON has escapes for it, and a server takes flattened policies from its clients."""
+    flat = load_text(b"apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {name: a}\n", "p.yaml", None).flat
+    with pytest.raises(PolicyError, match="half of a surrogate pair"):
+        policy_from_flat({**flat, **changed})
