@@ -117,6 +117,12 @@ class Cascade:
         table = backend.req_to_token_pool.req_to_token
         self._steps = Steps(heads.query, heads.kv, int(table.shape[1]), table.device)
         word = self.active.compiled.backend.cascade
+        if word == "auto" and not (device := _device(table)).endswith("H200"):
+            logger.warning(
+                "kvpolicy: `cascade: auto` decides by what an H200 was measured to take, and this is %s: "
+                "compare with `{min_shared_tokens: 2Ki, min_batch: 16}` by `kvpolicy bench`",
+                device,
+            )
         self._worth = worth_of(word, CONSTANTS["h200"], heads, int(runner.token_to_kv_pool.layer_num))
         self.state.core, self.state.reason = "kvpolicy", ""
 
@@ -241,6 +247,12 @@ class Cascade:
     def _stage_graph(self, backend: Any, forward_batch: Any, groups: list[Any]) -> CascadeTables:
         assert self._steps is not None
         return self._steps.stage(groups, *_inputs(backend, forward_batch), backend.cuda_graph_kv_indices[0])
+
+
+def _device(tensor: Any) -> str:
+    import torch
+
+    return str(torch.cuda.get_device_name(tensor.device)) if tensor.is_cuda else "a CPU"
 
 
 def _inputs(backend: Any, forward_batch: Any) -> tuple[Any, Any, Any]:
