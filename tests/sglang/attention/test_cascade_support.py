@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from kvpolicy_sglang import attention_cascade_hooks
 from kvpolicy_sglang.attention_cascade_support import FEATURES, SECTION, supported
 from kvpolicy_sglang.hooks import HookSet
@@ -106,3 +107,15 @@ def test_without_the_word_nothing_is_hooked(word: str | None) -> None:
     active, hooks = policy(cascade=word), HookSet()
     assert attention_cascade_hooks.install(active, hooks, SimpleNamespace(**PLAIN), dict) is None
     assert (hooks.targets, active.cascade) == ([], None)
+
+
+@pytest.mark.parametrize(("word", "warns"), [("auto", True), ({"min_shared_tokens": 64, "min_batch": 2}, False)])
+def test_a_gpu_that_was_not_measured_is_said(word: Any, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    cascade = attention_cascade_hooks.Cascade(policy(cascade=word), dict)
+    updater = SimpleNamespace(num_qo_heads=8, num_kv_heads=2, head_dim=64, data_type=torch.bfloat16)
+    table = SimpleNamespace(req_to_token=torch.zeros((2, 64), dtype=torch.int32))
+    backend = FlashInferAttnBackend(indices_updater_decode=updater, req_to_token_pool=table, num_wrappers=1)
+    arguments, pool = SimpleNamespace(**PLAIN), SimpleNamespace(layer_num=4)
+    cascade.settle(SimpleNamespace(attn_backend=backend, server_args=arguments, token_to_kv_pool=pool))
+    assert cascade.state.core == "kvpolicy"
+    assert ("decides by what an H200 was measured to take, and this is a CPU" in caplog.text) == warns
