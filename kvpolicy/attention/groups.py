@@ -98,18 +98,18 @@ def with_ancestors(segments: Sequence[Group[N]], chosen: Sequence[Group[N]]) -> 
     What a request has of its own then begins where its groups end, in one piece. A segment above is shared by at least
     as many, so what it costs to read once is little.
     """
-    wanted = {id(segment) for segment in chosen}  # of objects that live in `segments`: no order comes of it
-    above: dict[int, Group[N]] = {}
+    above: dict[int, Group[N]] = {}  # the last segment so far on each request's path
     parents: list[Group[N] | None] = []
     for segment in segments:
         parents.append(above.get(segment.requests[0]))
         above.update(dict.fromkeys(segment.requests, segment))
+    wanted = dict.fromkeys(chosen)
     kept = []
     for segment, parent in zip(reversed(segments), reversed(parents), strict=True):
-        if id(segment) in wanted:
+        if segment in wanted:
             kept.append(segment)
             if parent is not None:
-                wanted.add(id(parent))
+                wanted[parent] = None
     return kept[::-1]
 
 
