@@ -12,7 +12,6 @@ byte of K and V once at 4.0 TB/s. Milliseconds, medians; the L2 cache is overwri
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +20,7 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
-from gpu_clock import Clock, Side, gpu
+from gpu_clock import Clock, Side, gpu, wall_ms
 
 from kvpolicy.kernels.cascade_triton import CascadeShape, PagedPart, cascade_attention, plan_cascade
 
@@ -139,17 +138,6 @@ def check(device: str) -> None:
         error = relative(ours(data, case[3])(), exact(data, case[3]))
         print(f"check {case}: relative error {error:.5f}", flush=True)
         assert error < 0.006, "attention is wrong"
-
-
-def wall_ms(call: Side, times: int = 20) -> float:
-    taken = []
-    for _ in range(times):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
 
 
 def compile_one(shape: CascadeShape) -> str:

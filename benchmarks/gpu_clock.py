@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import platform
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["Clock", "Side", "gpu"]
+__all__ = ["Clock", "Side", "gpu", "wall_ms"]
 
 Side = Callable[[], Any]
 
 
 def gpu() -> str:
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def wall_ms(call: Side, times: int = 20) -> float:
+    """Median of the host's clock, the device waited for before and after."""
+    taken = []
+    for _ in range(times):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        taken.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(taken)
 
 
 class Clock:

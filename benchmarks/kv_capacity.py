@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pressure import machine, split_arguments
 from sglang_outputs import free_port
-from sglang_pressure import Side, start_all
+from sglang_pressure import Side, launch_command, start_all
 
 DTYPES = ("bf16", "fp8_e4m3", "int8_per_token_head", "int4_per_token_head")
 POLICY = """\
@@ -39,10 +39,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=Path("/tmp"))
     args = parser.parse_args(own)
     print("machine:", machine())
-    command = [
-        sys.executable, "-m", "sglang.launch_server", "--model-path", args.model, "--host", "127.0.0.1",
-        "--skip-server-warmup", *engine_arguments,
-    ]  # fmt: skip
+    command = launch_command(args.model, *engine_arguments)
     base = 0
     print(f"{'dtype':22} {'tokens':>10} {'to bf16':>8}  pool")
     with tempfile.TemporaryDirectory() as folder:

@@ -13,14 +13,13 @@ the L2 cache overwritten before each run. Medians. Error: relative, against floa
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from gpu_clock import Clock, Side, gpu
+from gpu_clock import Clock, gpu, wall_ms
 
 from kvpolicy.kernels import page_plan_triton
 from kvpolicy.kernels.page_plan import host_plan, most_pages, write_page_plan_torch
@@ -135,17 +134,6 @@ def exact(data: Batch, request: int, q: torch.Tensor, k: torch.Tensor, v: torch.
 
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got.double() - wanted).norm() / wanted.norm())
-
-
-def wall_ms(call: Side, times: int) -> float:
-    taken = []
-    for _ in range(times):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
 
 
 def measure(clock: Clock, rounds: int, theirs: Any) -> None:

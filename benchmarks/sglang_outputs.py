@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pressure import machine, split_arguments
-from sglang_pressure import Side, start_all
+from sglang_pressure import Side, launch_command, start_all
 
 from kvpolicy.allocators import ORDERS
 
@@ -117,10 +117,7 @@ def main() -> int:
     args = parser.parse_args(own)
     layers = json.loads((Path(args.model) / "config.json").read_text())["num_hidden_layers"]
     print("machine:", machine())
-    command = [
-        sys.executable, "-m", "sglang.launch_server", "--model-path", args.model, "--host", "127.0.0.1",
-        "--skip-server-warmup", "--max-total-tokens", str(POOL_TOKENS), *engine_arguments,
-    ]  # fmt: skip
+    command = launch_command(args.model, "--max-total-tokens", str(POOL_TOKENS), *engine_arguments)
     sides: dict[str, list[Side]] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pressure import machine, split_arguments
-from sglang_pressure import Side, start_all
+from sglang_pressure import Side, launch_command, start_all
 
 BACKEND = ("--attention-backend", "flashinfer")
 POLICY = """\
@@ -182,10 +182,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=Path("/tmp"))
     args = parser.parse_args(own)
     print("machine:", machine())
-    command = [
-        sys.executable, "-m", "sglang.launch_server", "--model-path", args.model, "--host", "127.0.0.1",
-        "--skip-server-warmup", *BACKEND, *engine_arguments,
-    ]  # fmt: skip
+    command = launch_command(args.model, *BACKEND, *engine_arguments)
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         for page in args.pages.split(","):

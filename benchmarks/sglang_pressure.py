@@ -103,6 +103,12 @@ class Side:
             time.sleep(2)
 
 
+def launch_command(model: str, *more: str) -> list[str]:
+    """Starts a server; each side adds its port."""
+    start = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--host", "127.0.0.1"]
+    return [*start, "--skip-server-warmup", *more]
+
+
 def prompts(rng: random.Random, count: int, vocabulary: int) -> list[list[int]]:
     return [[rng.randrange(10, vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
@@ -230,18 +236,7 @@ def main() -> int:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         sides.append(Side(name, policy, port, args.logs / f"sglang-{name}.log"))
-    command = [
-        sys.executable,
-        "-m",
-        "sglang.launch_server",
-        "--model-path",
-        args.model,
-        "--host",
-        "127.0.0.1",
-        "--enable-metrics",
-        "--skip-server-warmup",
-        *engine_arguments,
-    ]
+    command = launch_command(args.model, "--enable-metrics", *engine_arguments)
     return run(sides, lambda: measured(sides, args, command), args.out)
 
 

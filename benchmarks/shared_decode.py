@@ -25,7 +25,7 @@ from typing import Any
 
 from pressure import machine, ratio_interval, split_arguments
 from sglang_outputs import free_port
-from sglang_pressure import Side, start_all
+from sglang_pressure import Side, launch_command, start_all
 
 OWN_TOKENS, COMPARED_TOKENS = 16, 16
 
@@ -136,10 +136,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=Path("/tmp"))
     args = parser.parse_args(own)
     print("machine:", machine())
-    command = [
-        sys.executable, "-m", "sglang.launch_server", "--model-path", args.model, "--host", "127.0.0.1",
-        "--skip-server-warmup", *engine_arguments,
-    ]  # fmt: skip
+    command = launch_command(args.model, *engine_arguments)
     sides = [side_of(text, args.logs) for text in args.side]
     try:
         start_all(list[Side](sides), command, args.start_s)

@@ -18,7 +18,7 @@ from kvpolicy.attention.groups import Group, Worth, by_cost, by_thresholds, grou
 from kvpolicy.kernels.cascade_steps import CascadeTables, Shared
 from kvpolicy.kernels.cascade_triton import cascade_attention
 
-__all__ = ["CascadeWrapper", "Chooser", "Reads", "Steps"]
+__all__ = ["CascadeWrapper", "Chooser", "Reads", "Steps", "worth_of"]
 
 #: After so many steps of the same requests, their own tokens have grown enough to ask the cost model again.
 _ASK_AGAIN_STEPS = 64

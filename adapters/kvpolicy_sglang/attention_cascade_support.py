@@ -6,24 +6,21 @@ The arguments decide most of it, so the launcher asks first; the scheduler asks 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvpolicy.facts.encodings import ENCODED
 from kvpolicy.runtime.support import Feature, Verdict, decide
 
-from .pool_support import Start
+from .attention_pages_support import BackendStart
 
 __all__ = ["FEATURES", "SECTION", "supported"]
 
 SECTION = "backend.cascade"
 
 
-class _Start(Start):
+class _Start(BackendStart):
     """Arguments after resolution and, in a scheduler, the attention backend of its decode steps."""
-
-    def __init__(self, server_args: Any, backend: Any) -> None:
-        super().__init__(server_args, None, None)
-        self.backend = backend
 
     @property
     def decode_backend(self) -> str | None:
@@ -149,6 +146,4 @@ FEATURES: tuple[Feature[_Start], ...] = (
 def supported(server_args: Any, backend: Any = None) -> Verdict:
     """What these arguments, and the backend where there is one already, mean for the policy's cascade."""
     verdict = decide(FEATURES, _Start(server_args, backend), SECTION)
-    if verdict.kind == "supported":
-        return verdict
-    return Verdict(verdict.kind, verdict.winner, verdict.message, SECTION, "every request's prefix is read for itself")
+    return replace(verdict, instead="every request's prefix is read for itself")

@@ -7,13 +7,14 @@ The arguments decide most of it, so the launcher asks first; a scheduler asks ag
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from kvpolicy.runtime.support import Feature, Verdict, decide
 
 from .pool_support import Start
 
-__all__ = ["FEATURES", "SECTION", "phases", "supported"]
+__all__ = ["FEATURES", "SECTION", "BackendStart", "phases", "supported"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -21,7 +22,7 @@ SECTION = "backend.page_native"
 _INSTEAD = "attention is planned by tokens"
 
 
-class _Start(Start):
+class BackendStart(Start):
     """Arguments after resolution and, in a scheduler, the backend that was made."""
 
     def __init__(self, server_args: Any, backend: Any) -> None:
@@ -35,12 +36,12 @@ class _Start(Start):
 
 def phases(server_args: Any) -> set[str]:
     """The backends of prefill and decode, as far as the arguments name them."""
-    start = _Start(server_args, None)
+    start = BackendStart(server_args, None)
     both = start.arg("attention_backend")
     return {str(start.arg(f"{phase}_attention_backend") or both) for phase in ("prefill", "decode")}
 
 
-def _is_other_pool(start: _Start) -> bool:
+def _is_other_pool(start: BackendStart) -> bool:
     """Whether K and V of a layer are anything but `[slots, heads, dim]`, slots in pages of the backend's size."""
     pool = start.of_backend("token_to_kv_pool")
     if pool is None:
@@ -52,7 +53,7 @@ def _is_other_pool(start: _Start) -> bool:
     return any(side.dim() != 3 or not side.is_contiguous() or len(side) % page_tokens for side in sides)
 
 
-def _other_arguments(start: _Start) -> bool:
+def _other_arguments(start: BackendStart) -> bool:
     from .attention_pages import DECODE, PREFILL, unknown_arguments
 
     pairs = (
@@ -62,7 +63,7 @@ def _other_arguments(start: _Start) -> bool:
     return any(unknown_arguments(type(updater), known) for updater, known in pairs if updater is not None)
 
 
-def _kernel_is_wrong(start: _Start) -> bool:
+def _kernel_is_wrong(start: BackendStart) -> bool:
     from .attention_pages import kernel_agrees
 
     if start.backend is None:
@@ -75,7 +76,7 @@ def _kernel_is_wrong(start: _Start) -> bool:
 
 
 #: Tried in order; the first that is in use and not `supported` decides.
-FEATURES: tuple[Feature[_Start], ...] = (
+FEATURES: tuple[Feature[BackendStart], ...] = (
     Feature(
         "another attention backend",
         "--attention-backend, --prefill-attention-backend, --decode-attention-backend",
@@ -197,5 +198,4 @@ FEATURES: tuple[Feature[_Start], ...] = (
 
 def supported(server_args: Any, backend: Any = None) -> Verdict:
     """Whether attention can be planned by pages; `backend` is None in a launcher."""
-    found = decide(FEATURES, _Start(server_args, backend), SECTION)
-    return Verdict(found.kind, found.winner, found.message, found.section, _INSTEAD)
+    return replace(decide(FEATURES, BackendStart(server_args, backend), SECTION), instead=_INSTEAD)

@@ -9,12 +9,11 @@ from kvpolicy.facts.encodings import ENCODED
 from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.model import ORDINARY, ModelFacts
 from kvpolicy.facts.resolve import Outcome
-from kvpolicy.language import Severity
+from kvpolicy.facts.sglang_flashinfer import add_conflict, has_copies, odd_model
 
 __all__ = ["report_sglang_cascade"]
 
 _PATH = "backend.cascade"
-_FOUR_BITS = ("fp4_e2m1", "fp4_mx_block16", "mxfp8", "nvfp4")
 
 
 def report_sglang_cascade(findings: Findings, where: Deployment, outcome: Outcome) -> None:
@@ -23,9 +22,7 @@ def report_sglang_cascade(findings: Findings, where: Deployment, outcome: Outcom
     if backend is None or backend.cascade in (None, "off"):
         return
     if (problem := _problem(where.model or ORDINARY, outcome)) is not None:
-        severity: Severity = "error" if findings.policy.on_conflict == "error" else "warning"
-        message, help = problem
-        findings.add("KVP511", severity, _PATH, message, help, {"asked": True, "effective": False})
+        add_conflict(findings, _PATH, problem)
         return
     when = "where the cost model says that it pays" if backend.cascade == "auto" else "by thresholds"
     message = f"decode steps read what requests share once, {when}; other steps are FlashInfer's"
@@ -39,8 +36,8 @@ def _problem(model: ModelFacts, outcome: Outcome) -> tuple[str, str] | None:
             f"the cascade stands beside FlashInfer's decode kernels, and {outcome.decode_attention} decodes here",
             "set `backend: {attention: flashinfer}`, or drop `cascade`",
         )
-    if model.is_mla or model.swa_layers or model.linear_layers:
-        return f"shared prefixes are not read once in {model.attention_kind} models", "drop `cascade`"
-    if outcome.kv_dtype in _FOUR_BITS or outcome.kv_dtype in ENCODED:
+    if (odd := odd_model(model)) is not None:
+        return f"shared prefixes are not read once in {odd}", "drop `cascade`"
+    if has_copies(outcome) or outcome.kv_dtype in ENCODED:
         return f"the cascade's kernel does not read {outcome.kv_dtype} KV", "take bf16, fp16 or fp8, or drop `cascade`"
     return None

@@ -8,14 +8,12 @@ from __future__ import annotations
 from kvpolicy.facts.findings import Deployment, Findings
 from kvpolicy.facts.model import ORDINARY, ModelFacts
 from kvpolicy.facts.resolve import Outcome
-from kvpolicy.language import Policy, Severity
+from kvpolicy.facts.sglang_flashinfer import add_conflict, has_copies, odd_model
+from kvpolicy.language import Policy
 
 __all__ = ["plans_by_pages", "report_page_plans"]
 
 _PATH = "backend.page_native"
-# Models with `get_attention_sliding_window_size` (srt/models/): some layers, in a pool of their own or not.
-_WINDOWED = ("Afmoe", "Exaone4", "Gemma2", "Gemma3", "Gemma4", "GptOss", "Mellum", "Olmo2", "Olmo3")
-_WITH_COPIES = ("fp4_e2m1", "fp4_mx_block16", "mxfp8", "nvfp4")
 
 
 def plans_by_pages(policy: Policy, model: ModelFacts | None, outcome: Outcome) -> bool:
@@ -28,9 +26,7 @@ def report_page_plans(findings: Findings, where: Deployment, outcome: Outcome) -
     if not _is_asked_for(findings.policy):
         return
     if (problem := _problem(where.model or ORDINARY, outcome)) is not None:
-        severity: Severity = "error" if findings.policy.on_conflict == "error" else "warning"
-        message, help = problem
-        findings.add("KVP511", severity, _PATH, message, help, {"asked": True, "effective": False})
+        add_conflict(findings, _PATH, problem)
         return
     page = outcome.page_size
     message = f"FlashInfer is planned by pages of {page} tokens"
@@ -51,11 +47,9 @@ def _problem(model: ModelFacts, outcome: Outcome) -> tuple[str, str] | None:
             f"`page_native` is about FlashInfer's plans, and {others[0]} runs here",
             "set `backend: {attention: flashinfer}`, or drop `page_native`",
         )
-    if model.is_mla or model.swa_layers or model.linear_layers:
-        return f"FlashInfer is not planned by pages in {model.attention_kind} models", "drop `page_native`"
-    if model.sliding_window and model.architecture.startswith(_WINDOWED):
-        return "FlashInfer is not planned by pages in models with sliding windows", "drop `page_native`"
-    if outcome.kv_dtype in _WITH_COPIES:
+    if (odd := odd_model(model)) is not None:
+        return f"FlashInfer is not planned by pages in {odd}", "drop `page_native`"
+    if has_copies(outcome):
         return (
             f"FlashInfer is not planned by pages with {outcome.kv_dtype} KV: it reads a copy",
             "take another KV dtype",
