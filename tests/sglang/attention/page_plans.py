@@ -31,12 +31,7 @@ PAGES = (2, 16, 64)
 
 def prepare() -> None:
     """The module as on a GPU with FlashInfer, as far as the backend's life needs."""
-    module.BatchDecodeWithPagedKVCacheWrapper = torch_flashinfer.Decode
-    module.BatchPrefillWithPagedKVCacheWrapper = torch_flashinfer.Paged
-    module.BatchPrefillWithRaggedKVCacheWrapper = torch_flashinfer.Ragged
-    module.fast_decode_plan = torch_flashinfer.fast_decode_plan
-    module._safe_merge_state = torch_flashinfer.merge_state
-    module.torch = torch_flashinfer.OnCpu()
+    torch_flashinfer.put_into(module)
     module.is_in_tc_piecewise_cuda_graph = lambda: False
     module.check_cuda_graph_backend = lambda *_args: False
     module.get_buffer = lambda _name, _make: torch.empty(16, dtype=torch.uint8)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Decode", "OnCpu", "Paged", "Ragged", "fast_decode_plan", "merge_state"]
+__all__ = ["Decode", "OnCpu", "Paged", "Ragged", "fast_decode_plan", "merge_state", "put_into"]
 
 
 class OnCpu:
@@ -176,3 +176,13 @@ class Ragged:
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.forward_return_lse(*args, **kwargs)[0]
+
+
+def put_into(module: Any) -> None:
+    """In the place of FlashInfer's, in SGLang's `flashinfer_backend`."""
+    module.BatchDecodeWithPagedKVCacheWrapper = Decode
+    module.BatchPrefillWithPagedKVCacheWrapper = Paged
+    module.BatchPrefillWithRaggedKVCacheWrapper = Ragged
+    module.fast_decode_plan = fast_decode_plan
+    module._safe_merge_state = merge_state
+    module.torch = OnCpu()

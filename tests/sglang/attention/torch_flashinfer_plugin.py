@@ -16,9 +16,4 @@ def load() -> None:
         return
     from sglang.srt.layers.attention import flashinfer_backend as module
 
-    module.BatchDecodeWithPagedKVCacheWrapper = torch_flashinfer.Decode
-    module.BatchPrefillWithPagedKVCacheWrapper = torch_flashinfer.Paged
-    module.BatchPrefillWithRaggedKVCacheWrapper = torch_flashinfer.Ragged
-    module.fast_decode_plan = torch_flashinfer.fast_decode_plan
-    module._safe_merge_state = torch_flashinfer.merge_state
-    module.torch = torch_flashinfer.OnCpu()
+    torch_flashinfer.put_into(module)
