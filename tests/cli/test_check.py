@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -259,14 +258,8 @@ def test_a_policy_cannot_send_escapes_to_the_terminal() -> None:
     assert "\x1b" not in render([d], "text", {}, checked=1, colour=False)
 
 
-def test_version_is_quick_and_imports_little() -> None:
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run = kvpolicy("--version")
-        times.append(time.perf_counter() - start)
-    assert run.stdout.startswith(b"kvpolicy ")
-    assert min(times) < 0.8
+def test_version_imports_little() -> None:
+    assert kvpolicy("--version").stdout.startswith(b"kvpolicy ")
     code = "import atexit, sys; atexit.register(lambda: print(sorted(sys.modules)))\n"
     code += "from kvpolicy.cli.main import main; main(['--version'])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
 from kvpolicy.language import load_policy, load_text
 from kvpolicy.language.scalars import resolve_plain
 from kvpolicy.language.source import Problem
+from tests.work import counted
 
 HEADER = "apiVersion: kvpolicy/v1\nkind: KVPolicy\n"
+#: Of one load: twice what the slowest file here takes, which is 0.7 s on a machine of 2026.
+MAX_CALLS = 6_000_000
 BOMB = "".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9) if i else 'lol'}]\n" for i in range(30))
 
 HOSTILE = {
@@ -50,10 +52,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("raw", "code", "line", "col"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_file_is_one_diagnostic_in_under_two_seconds(raw, code, line, col) -> None:
-    start = time.process_time()
-    result = load_text(raw, "p.yaml")
-    seconds = time.process_time() - start
+def test_a_hostile_file_is_one_diagnostic_quickly(raw, code, line, col) -> None:
+    result, calls = counted(lambda: load_text(raw, "p.yaml"))
     assert result.policy is None
     (diagnostic,) = result.diagnostics
     assert (diagnostic.code, diagnostic.severity) == (code, "error")
@@ -62,7 +62,7 @@ def test_a_hostile_file_is_one_diagnostic_in_under_two_seconds(raw, code, line, 
     assert diagnostic.message
     assert "Error" not in diagnostic.message
     assert len(diagnostic.message) < 300
-    assert seconds < 2
+    assert calls <= MAX_CALLS
 
 
 def test_a_large_file_is_not_read_whole(tmp_path) -> None:
@@ -91,9 +91,9 @@ def test_an_alias_bomb_takes_little_memory() -> None:
 def test_the_largest_admissible_file_is_quick(load) -> None:
     line = "# every comment is read too\n"
     text = line * ((120 * 1024) // len(line)) + "eviction: {policy: lru}\n"
-    start = time.process_time()
-    assert load(text).policy is not None
-    assert time.process_time() - start < 2
+    result, calls = counted(lambda: load(text))
+    assert result.policy is not None
+    assert calls <= MAX_CALLS
 
 
 def _many(item: str, count: int) -> str:
@@ -118,10 +118,9 @@ WORST = {
 
 
 @pytest.mark.parametrize("body", WORST.values(), ids=WORST)
-def test_no_admissible_file_takes_two_seconds(load, body) -> None:
-    start = time.process_time()
-    result = load(body)
-    assert time.process_time() - start < 2
+def test_no_admissible_file_is_slow(load, body) -> None:
+    result, calls = counted(lambda: load(body))
+    assert calls <= MAX_CALLS
     assert len(result.diagnostics) <= 201
 
 

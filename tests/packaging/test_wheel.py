@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,14 +38,12 @@ def installed(wheel: Path, engine_environment: Environment, tmp_path_factory: py
     """The `bin` folder of a fresh venv that holds the wheel and what it needs, and nothing else."""
     home = tmp_path_factory.mktemp("fresh") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    start = time.monotonic()
     subprocess.run(
         [home / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--find-links",
          engine_environment.root / "wheelhouse", wheel],
         check=True,
         env=_clean(),
     )  # fmt: skip
-    assert time.monotonic() - start < 60, "the core must install in seconds"
     return home / "bin"
 
 
@@ -80,14 +77,9 @@ def test_the_core_brings_no_engine_and_no_torch(installed: Path, tmp_path: Path)
     assert names <= expected | {"typing-inspection", "pip", "setuptools"}
 
 
-def test_version_answers_quickly(installed: Path, tmp_path: Path) -> None:
-    durations_s = []
-    for _ in range(5):
-        start = time.monotonic()
-        done = _run([installed / "kvpolicy", "--version"], tmp_path)
-        durations_s.append(time.monotonic() - start)
-        assert done.stdout == f"kvpolicy {kvpolicy.__version__}\n"
-    assert min(durations_s) < 0.8  # the best of five: other tests share the machine
+def test_version_answers(installed: Path, tmp_path: Path) -> None:
+    done = _run([installed / "kvpolicy", "--version"], tmp_path)
+    assert done.stdout == f"kvpolicy {kvpolicy.__version__}\n"
 
 
 def test_list_names_every_shipped_policy(installed: Path, tmp_path: Path) -> None:
