@@ -58,6 +58,18 @@ def _ranks(blocks: Sequence[Block]) -> Iterator[Finding]:
         )
 
 
+def _victims(block: Block) -> Iterator[Finding]:
+    digests = (block.get("live") or {}).get("rank_victim_digests") or ()
+    if len(set(digests)) > 1:
+        yield Finding(
+            "KVP704",
+            "error",
+            f"the ranks of this scheduler had evicted different units by the last swap: {', '.join(map(str, digests))}",
+            "restart the server: its ranks' caches differ; and please report the policy",
+            data={"rank_victim_digests": list(digests)},
+        )
+
+
 def _settings(block: Block) -> Iterator[Finding]:
     for conflict in block["conflicts"]:
         yield Finding("KVP701", "error", conflict, "change one side, or extend the accept list, and restart")
@@ -161,4 +173,4 @@ def _pressure(block: Block) -> Iterator[Finding]:
         )
 
 
-_CHECKS: tuple[Callable[[Block], Iterator[Finding]], ...] = (_settings, _faults, _requests, _pressure)
+_CHECKS: tuple[Callable[[Block], Iterator[Finding]], ...] = (_victims, _settings, _faults, _requests, _pressure)

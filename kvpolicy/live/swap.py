@@ -288,6 +288,8 @@ class LiveSwap:
         victims = None if index is None else f"{index.victim_digest:016x}"
         answers = self._gather({**own.to_json(), "victim_digest": victims})
         self._victims = [verdict.get("victim_digest") for verdict in answers]
+        if len(set(self._victims)) > 1:
+            logger.error("kvpolicy: the ranks evicted different units, so their caches differ: %s", self._victims)
         for rank, verdict in enumerate(answers):
             if verdict["state"] not in ("preparing", "ready"):
                 where = f"rank {rank}: " if len(answers) > 1 else ""

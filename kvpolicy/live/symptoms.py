@@ -38,6 +38,13 @@ SYMPTOMS: dict[str, Symptom] = {
             "rank to rank. Restart the server, or apply one policy to all of it.",
         ),
         Symptom(
+            "KVP704",
+            "ranks evicted differently",
+            "At each swap the tensor-parallel ranks of a scheduler compare what they have evicted, and it was not the "
+            "same. Their caches hold different prefixes, so sooner or later they disagree on how much of a prompt is "
+            "cached, and hang or answer wrong. Restart the server, and please report the policy.",
+        ),
+        Symptom(
             "KVP711",
             "calls were served in the engine's order",
             "The policy failed in some calls, and the engine's own order served those instead. Requests are answered "

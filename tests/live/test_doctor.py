@@ -28,6 +28,7 @@ def runs_another(block: dict[str, Any], conflict: bool) -> None:
 FAULTS: dict[str, tuple[str, Fault, str]] = {
     "KVP701": ("error", lambda block: runs_another(block, conflict=True), "--page-size 64 was given"),
     "KVP702": ("info", lambda block: runs_another(block, conflict=False), "prefers 16 (live.yaml:3:3), 64 runs"),
+    "KVP704": ("error", lambda block: block.update(live={"rank_victim_digests": ["ab", "cd"]}), "ab, cd"),
     "KVP711": ("error", lambda block: block.update(fallbacks={"evict": 2, "policy": 1}), "3 calls"),
     "KVP712": ("error", lambda block: block.update(allocator={"faults": {"double_free": 3}}), "double_free 3"),
     "KVP713": ("warning", lambda block: block["why"].update(fault="RuntimeError: x"), "RuntimeError: x"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import urllib.error
 from collections.abc import Callable
@@ -78,3 +79,22 @@ def test_two_replicas_behind_two_api_servers(
         ranks = {re.search(r'dp_rank="(\d+)"', name)[1] for name in server.metrics() if "kvpolicy_info" in name}  # type: ignore[index]
         assert ranks == {"0", "1"}
         assert "kvpolicy: 2 engine(s) with 2 worker(s) run policy launch-test" in server.log()
+
+
+def test_an_engine_of_two_ranks(vllm_env: Callable[..., EngineEnv], tiny_model: Path, tmp_path: Path) -> None:
+    """Its one scheduler decides for both workers, each of which confirms the policy."""
+    policy = write_policy(tmp_path)
+    # vLLM on a CPU binds each rank to cores of its own, where there are two.
+    cores = sorted(os.sched_getaffinity(0))
+    engine = vllm_env(extra={"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"})
+    flags = ("--tensor-parallel-size", "2", *POOL)
+    with run_server(engine, tiny_model, *flags, policy=policy, log_path=tmp_path / "log") as server:
+        assert server.status()["workers"] == 2
+        assert "kvpolicy: 1 engine(s) with 2 worker(s) run policy launch-test" in server.log()
+        assert server.generate(list(range(10, 110)))["meta_info"]["cached_tokens"] == 0
+        assert server.generate(list(range(10, 110)))["meta_info"]["cached_tokens"] == 96
+        for number in range(12):
+            server.generate([10 + (number * 7919 + at * 31) % 200 for at in range(300)], max_new_tokens=2)
+        after = server.status()
+        assert sum(after["evictions"].values()) > 0
+        assert after["fallbacks"] == {}
