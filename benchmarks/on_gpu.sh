@@ -1,14 +1,15 @@
 #!/bin/sh
 # Everything that still wants a GPU, in one go: builds nothing, checks, times, and goes on after a step that fails.
 #
-#     benchmarks/on_gpu.sh sglang MODEL OUT      # in an environment with SGLang and kvpolicy
-#     benchmarks/on_gpu.sh vllm MODEL OUT        # in one with vLLM and kvpolicy
+#     benchmarks/on_gpu.sh sglang MODEL OUT         # in an environment with SGLang and kvpolicy
+#     benchmarks/on_gpu.sh sglang-ranks MODEL OUT   # the same, with two GPUs
+#     benchmarks/on_gpu.sh vllm MODEL OUT           # in one with vLLM and kvpolicy
 #
 # MODEL is a folder with real weights (SmolLM2-135M will do): fidelity measures them. Each step has a limit, and writes
 # OUT/STEP.log; the summary at the end names every step with its exit code and seconds. DRY=1 prints the commands.
 set -u
 cd "$(dirname "$0")/.." || exit 2
-[ $# -eq 3 ] || { sed -n '2,9p' "$0"; exit 2; }
+[ $# -eq 3 ] || { sed -n '2,10p' "$0"; exit 2; }
 engine=$1 model=$2 out=$3
 mkdir -p "$out"
 summary="$out/summary.txt"
@@ -72,6 +73,10 @@ backend: {attention: flashinfer, cascade: auto}"
         --attention-backend triton --mem-fraction-static 0.85 --cuda-graph-max-bs 4 --disable-prefill-cuda-graph \
         --max-running-requests 16
     ;;
+sglang-ranks)
+    step rank-swaps 400 python benchmarks/rank_swaps.py --model "$model" --logs "$out" -- --attention-backend triton \
+        --mem-fraction-static 0.5 --cuda-graph-max-bs 64 --disable-prefill-cuda-graph --max-running-requests 64
+    ;;
 vllm)
     sides="--side stock --side again"
     for name in stock_lru long_context adaptive agentic chat rag batch multi_tenant; do
@@ -89,7 +94,7 @@ vllm)
     step fidelity-edges 240 python -m kvpolicy fidelity "$model" --policy "$out/edges.yaml" -o "$out/edges.json"
     ;;
 *)
-    echo "the engine is sglang or vllm, not $engine" >&2
+    echo "the engine is sglang, sglang-ranks or vllm, not $engine" >&2
     exit 2
     ;;
 esac
