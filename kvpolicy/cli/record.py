@@ -1,4 +1,5 @@
 """Record a running server's requests as a trace for `kvpolicy replay`: lengths and numbers of pages, never text.
+Ctrl-C ends the recording early; a second one leaves without it.
 
 Exit 0: recorded, 1: the server refused or could not, 2: bad usage, or a server that does not answer.
 """
@@ -6,12 +7,16 @@ Exit 0: recorded, 1: the server refused or could not, 2: bad usage, or a server 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 
 from kvpolicy.cli.main import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from kvpolicy.cli.output import open_output, why_unwritable
 from kvpolicy.cli.server_arguments import add_server_arguments, api_key, asking, duration
+from kvpolicy.live.client import LiveError
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,9 +37,11 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from kvpolicy.live.apply import Refused
     from kvpolicy.live.shadow_client import record
+    from kvpolicy.live.words import duration as spoken
 
     try:
-        engines = record(args.url, args.for_s, api_key=api_key(args))
+        with _ended_by_interrupt(args):
+            ran_s, engines = record(args.url, args.for_s, api_key=api_key(args))
     except Refused as refused:
         print(f"kvpolicy record: nothing was recorded: {'; '.join(refused.why)}", file=sys.stderr)
         return EXIT_ERROR
@@ -44,11 +51,31 @@ def _run(args: argparse.Namespace) -> int:
             file.write(engine["trace"])
         dropped = engine["dropped_requests"]
         print(
-            f"{engine['trace'].count(chr(10)):,} requests recorded in {args.for_s:g} s"
+            f"{engine['trace'].count(chr(10)):,} requests recorded in {spoken(ran_s)}"
             f"{f', {dropped:,} dropped' if dropped else ''}: {path}",
             file=sys.stderr,
         )
     return EXIT_OK
+
+
+@contextmanager
+def _ended_by_interrupt(args: argparse.Namespace) -> Iterator[None]:
+    """Within the block the first SIGINT asks the server to end the recording; the wait for its answer goes on."""
+    from kvpolicy.live.shadow_client import end_recording
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)  # the next one is as ever
+        print("kvpolicy record: ending the recording; again to leave without it", file=sys.stderr)
+        try:
+            end_recording(args.url, api_key=api_key(args))
+        except LiveError as error:  # it has not begun, or is over
+            print(f"kvpolicy record: {error}", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _of_rank(path: str, rank: int) -> str:

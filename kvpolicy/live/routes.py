@@ -5,7 +5,7 @@ FastAPI.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from . import server
@@ -44,7 +44,9 @@ def add_routes(
         except Exception as error:
             return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 503)
 
-    def changing(act: Callable[[bytes], Awaitable[server.Result]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+    def changing(
+        act: Callable[[bytes], Coroutine[Any, Any, server.Result]],
+    ) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def kvpolicy_change(request: Request) -> JSONResponse:
             code, answer = await server.answer_request(request, act, forbidden(request))
             return JSONResponse(answer, code)

@@ -12,15 +12,16 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
 from kvpolicy.language import has_errors, load_text
 from kvpolicy.language.dump import dump
 
 from .plan import make_plan
 
-__all__ = ["APPLY_ENV", "MAX_BODY_BYTES", "Channel", "Desk", "answer_request", "may_read", "why_forbidden"]
+__all__ = ["APPLY_ENV", "MAX_BODY_BYTES", "Channel", "Desk", "answer_request", "may_read", "uncut", "why_forbidden"]
 
 logger = logging.getLogger("kvpolicy")
 
@@ -31,6 +32,7 @@ TIMEOUT_S = 60.0
 _STATUS = {"applied": 200, "conflict": 409, "refused": 422}
 
 Result = tuple[int, dict[str, Any]]
+T = TypeVar("T")
 
 
 class Channel(Protocol):
@@ -146,7 +148,10 @@ class Desk:
         if bad := _worst(answers, "preparing", "ready") or _worst(answers, "ready"):
             await self._abort()
             return bad
-        digest = answers[0]["digest"]
+        return await uncut(self._take_over(prepare, before, answers[0]["digest"]))
+
+    async def _take_over(self, prepare: dict[str, Any], before: dict[str, Any], digest: str) -> Result:
+        send = self._send
         answers = await send({"op": "commit", "digest": digest, "expect": prepare.get("expect")})
         if bad := _worst(answers, "applied"):
             if any(answer["state"] == "applied" for answer in answers):
@@ -201,8 +206,20 @@ def _worst(answers: list[dict[str, Any]], *wanted: str) -> Result | None:
     return None
 
 
-async def answer_request(request: Any, desk: Callable[[bytes], Awaitable[Result]], forbidden: str | None) -> Result:
-    """One POST: the key first, then a body that is read no further than it may be long."""
+async def uncut(work: Awaitable[T]) -> T:
+    """What it returns, at its end, even if whoever waits for it is cut off meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    return task.result()
+
+
+async def answer_request(
+    request: Any, desk: Callable[[bytes], Coroutine[Any, Any, Result]], forbidden: str | None
+) -> Result:
+    """One POST: the key first, then a body that is read no further than it may be long. The desk is cancelled where the
+    caller goes away before it is answered."""
     if forbidden is not None:
         return 403, {"error": forbidden}
     body = bytearray()
@@ -210,4 +227,18 @@ async def answer_request(request: Any, desk: Callable[[bytes], Awaitable[Result]
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             break
-    return await desk(bytes(body))
+    acting, leaving = asyncio.ensure_future(desk(bytes(body))), asyncio.ensure_future(_leaves(request))
+    try:
+        await asyncio.wait({acting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        acting.cancel()  # nothing, where it is done
+        return await acting
+    except asyncio.CancelledError:
+        return 499, {"error": "the caller went away"}  # for the log: nobody reads it
+    finally:
+        leaving.cancel()
+
+
+async def _leaves(request: Any) -> None:
+    """Returns when the caller has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

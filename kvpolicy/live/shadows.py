@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 from kvpolicy.language import has_errors, load_text
 from kvpolicy.language.dump import dump
 
-from .server import MAX_BODY_BYTES, Result
+from .server import MAX_BODY_BYTES, Result, uncut
 
 __all__ = ["MAX_RECORD_S", "ShadowChannel", "ShadowDesk"]
 
@@ -45,7 +44,7 @@ class ShadowDesk:
 
     def __init__(self, channel: ShadowChannel) -> None:
         self._channel = channel
-        self._is_recording = False
+        self._over: asyncio.Future[None] | None = None  # of the recording under way: done when it shall end
 
     async def shadows(self, body: bytes) -> Result:
         """``{"add": [flattened policies]}``, whose ghosts start beside those there are, or ``{"clear": true}``."""
@@ -78,31 +77,46 @@ class ShadowDesk:
         return result.flat
 
     async def record(self, body: bytes) -> Result:
-        """``{"for_s": seconds}``: answers when they are over, with each data-parallel group's trace."""
+        """``{"for_s": seconds}``: answers when they are over, with each data-parallel group's trace. ``{"end": true}``:
+        the recording under way is over. So it is when its caller goes away."""
         asked = _parsed(body)
         if not isinstance(asked, dict):
             return asked
+        if asked.get("end") is True:
+            return self._end()
         for_s = asked.get("for_s")
         if isinstance(for_s, bool) or not isinstance(for_s, (int, float)) or not 0 < for_s <= MAX_RECORD_S:
             return 400, {"error": f"`for_s` is a number of seconds up to {MAX_RECORD_S:g}"}
-        if self._is_recording:
+        if self._over is not None:
             return 409, {"error": "another recording is under way"}
-        self._is_recording = True
-        folder = tempfile.mkdtemp(prefix="kvpolicy-record-")
+        self._over = asyncio.get_running_loop().create_future()
         try:
-            return await self._record(Path(folder), for_s)
+            with tempfile.TemporaryDirectory(prefix="kvpolicy-record-", ignore_cleanup_errors=True) as folder:
+                recording = asyncio.ensure_future(self._record(Path(folder), for_s, self._over))
+                try:
+                    return await asyncio.shield(recording)
+                except asyncio.CancelledError:
+                    self._end()
+                    await uncut(recording)  # the ghost processes write their files to the end
+                    raise
         finally:
-            self._is_recording = False
-            shutil.rmtree(folder, ignore_errors=True)
+            self._over = None
 
-    async def _record(self, folder: Path, for_s: float) -> Result:
+    def _end(self) -> Result:
+        if self._over is None:
+            return 409, {"error": "no recording is under way"}
+        if not self._over.done():
+            self._over.set_result(None)
+        return 200, {"ended": True}
+
+    async def _record(self, folder: Path, for_s: float, over: asyncio.Future[None]) -> Result:
         status, answer = await self._tell({"op": "shadow_record", "path": str(folder / "trace")})
         if status != 200:
             return status, answer
-        try:
-            await asyncio.sleep(for_s)
-        finally:
-            engines = await self._channel.shadow({"op": "shadow_end_record"})
+        start_s = time.monotonic()
+        await asyncio.wait({over}, timeout=for_s)
+        ran_s = time.monotonic() - start_s
+        engines = await self._channel.shadow({"op": "shadow_end_record"})
         deadline_s = time.monotonic() + FINISH_S
         files = {int(engine["rank"]): folder / f"trace-{engine['rank']}" for engine in engines}
         while not all(file.exists() for file in files.values()):
@@ -117,6 +131,7 @@ class ShadowDesk:
             engines = await self._channel.shadow({"op": "shadow_look"})
         return 200, {
             "engine": self._channel.engine,
+            "ran_s": round(ran_s, 3),
             "engines": [
                 {
                     "rank": engine["rank"],

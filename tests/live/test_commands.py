@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,7 +48,10 @@ class Stub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def stub() -> Iterator[type[Stub]]:
-    handler = type("Handler", (Stub,), {"posted": []})
+    yield from serve(type("Handler", (Stub,), {"posted": []}))
+
+
+def serve(handler: type[Stub]) -> Iterator[type[Stub]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         handler.url = f"http://127.0.0.1:{server.server_address[1]}"  # type: ignore[attr-defined]
@@ -164,17 +168,66 @@ def test_a_refused_shadow_says_why(stub: Any, capsys: pytest.CaptureFixture[str]
 
 def test_a_recording_is_written(stub: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     engine = {"rank": 0, "dropped_requests": 3, "trace": "{}\n{}\n"}
-    stub.answer = (200, {"engines": [engine]})
+    stub.answer = (200, {"ran_s": 2.04, "engines": [engine]})
     file = tmp_path / "traffic.jsonl"
     assert run(stub, "record", "-o", str(file), "--for", "2s") == 0
     assert stub.posted[-1][:2] == ("/kvpolicy/record", {"for_s": 2.0})
     assert file.read_text() == "{}\n{}\n"
     assert f"2 requests recorded in 2 s, 3 dropped: {file}" in capsys.readouterr().err
     # Each data-parallel group has a cache of its own, so each has a trace.
-    stub.answer = (200, {"engines": [engine, {**engine, "rank": 1}]})
+    stub.answer = (200, {"ran_s": 300.2, "engines": [engine, {**engine, "rank": 1}]})
     assert run(stub, "record", "-o", str(file), "--for", "2s") == 0
     assert (tmp_path / "traffic.dp1.jsonl").read_text() == "{}\n{}\n"
+    assert "recorded in 5 min" in capsys.readouterr().err
     stub.answer = (409, {"error": "another recording is under way"})
     assert run(stub, "record", "-o", str(file)) == 1
     assert "another recording" in capsys.readouterr().err
     assert run(stub, "record", "-o", str(tmp_path / "none" / "x")) == 2
+
+
+class Interrupting(Stub):
+    """Records until it is told to end; interrupts the client that waits, and once more when ``patience`` is over."""
+
+    over: threading.Event
+    patience: int
+
+    def do_POST(self) -> None:
+        if json.loads(self.rfile.read(int(self.headers["Content-Length"]))).get("end"):
+            self.posted.append(("end", {}, None))
+            self._answer(200, {"ended": True})
+            if len(self.posted) > self.patience:
+                self._interrupt()
+            else:
+                self.over.set()
+            return
+        self._interrupt()
+        if self.over.wait(60):
+            self._answer(200, {"ran_s": 0.5, "engines": [{"rank": 0, "dropped_requests": 0, "trace": "{}\n"}]})
+
+    def _interrupt(self) -> None:
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+
+@pytest.fixture
+def interrupting() -> Iterator[Any]:
+    yield from serve(type("Handler", (Interrupting,), {"posted": [], "over": threading.Event(), "patience": 1}))
+
+
+def test_an_interrupt_ends_a_recording_and_loses_nothing(
+    interrupting: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "traffic.jsonl"
+    before = signal.getsignal(signal.SIGINT)
+    assert run(interrupting, "record", "-o", str(file), "--for", "1h") == 0
+    assert file.read_text() == "{}\n"
+    assert f"1 requests recorded in 0.5 s: {file}" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_interrupt_leaves_without_the_recording(interrupting: Any, tmp_path: Path) -> None:
+    interrupting.patience = 0
+    assert run(interrupting, "record", "-o", str(tmp_path / "traffic.jsonl"), "--for", "1h") == 130
+    assert not list(tmp_path.iterdir())
+    interrupting.over.set()

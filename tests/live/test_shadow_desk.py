@@ -92,6 +92,46 @@ def test_a_recording_brings_a_trace_of_each_group_and_leaves_nothing() -> None:
     assert not channel.folders[0].exists()
 
 
+def test_a_recording_may_be_ended_early() -> None:
+    channel = Schedulers()
+    desk = ShadowDesk(channel)
+
+    async def end() -> tuple[int, int, int, dict[str, Any]]:
+        recording = asyncio.create_task(desk.record(b'{"for_s": 3600}'))
+        while not channel.told:
+            await asyncio.sleep(0)
+        ended, _ = await desk.record(b'{"end": true}')
+        status, answer = await recording
+        again, _ = await desk.record(b'{"end": true}')
+        return ended, again, status, answer
+
+    ended, again, status, answer = asyncio.run(end())
+    assert (ended, again, status) == (200, 409, 200), "none is under way any more"
+    assert 0 <= answer["ran_s"] < 3600
+    assert [engine["trace"] for engine in answer["engines"]] == ["rank 0\n", "rank 1\n"]
+
+
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_recording_whose_client_goes_away_ends(seen: int) -> None:
+    """Before or after the schedulers were told; their files are written to the end first, and another may begin."""
+    channel = Schedulers()
+    desk = ShadowDesk(channel)
+
+    async def leave() -> int:
+        recording = asyncio.create_task(desk.record(b'{"for_s": 3600}'))
+        await asyncio.sleep(0)
+        while len(channel.told) < seen:
+            await asyncio.sleep(0)
+        recording.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await recording
+        assert not channel.folders[0].exists()
+        return (await desk.record(b'{"for_s": 0.05}'))[0]
+
+    assert asyncio.run(leave()) == 200
+    assert [message["op"] for message in channel.told] == 2 * ["shadow_record", "shadow_end_record", "shadow_look"]
+
+
 def test_a_recording_whose_process_died_is_no_recording() -> None:
     channel = Schedulers(state="dead")
     status, answer = ask(channel, {"for_s": 0.05}, "record")

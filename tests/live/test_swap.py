@@ -231,6 +231,23 @@ def test_a_client_that_is_cut_off_leaves_the_old_policy() -> None:
     assert not isinstance(channel.seats[0].tree.index, Both)
 
 
+def test_a_client_that_is_cut_off_after_the_commit_changes_nothing() -> None:
+    """All groups have the new policy, and what it replaced is taken apart to the end."""
+    channel = Schedulers(TreeSeat(), TreeSeat())
+
+    async def cut() -> int:
+        task = asyncio.create_task(Desk(channel).apply(json.dumps({"policy": flat("lfu")}).encode()))
+        while "commit" not in channel.sent:
+            await asyncio.sleep(0)
+        task.cancel()
+        return (await task)[0]
+
+    assert asyncio.run(cut()) == 200
+    assert channel.digests == {digest_of(flat("lfu"))}
+    assert channel.sent[-1] == "continue"
+    assert "abort" not in channel.sent
+
+
 def test_schedulers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvpolicy.live.server.TIMEOUT_S", 0.05)
     channel = Schedulers(TreeSeat())
