@@ -44,6 +44,7 @@ ALLOWED = {
     "kvpolicy.shadows": {
         "kvpolicy.language",
         "kvpolicy.eviction",
+        "kvpolicy.hints",
         "kvpolicy.compiler",
         "kvpolicy.replay",
         "kvpolicy.runtime",

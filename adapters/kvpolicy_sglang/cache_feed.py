@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvpolicy.shadows.feed import Feed
-from kvpolicy.shadows.records import Record
+from kvpolicy.shadows.records import Record, plain_hints
 
 from .cache_requests import is_health_check, state_of
 
@@ -91,4 +91,5 @@ def _describe(req: Any, kwargs: dict[str, Any], lora_name: Callable[[str], str])
         info.session_id,
         info.lora,
         tokens.tobytes(),
+        plain_hints(info.hints),
     )

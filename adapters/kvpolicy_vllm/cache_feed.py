@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvpolicy.shadows.feed import Feed
-from kvpolicy.shadows.records import Record
+from kvpolicy.shadows.records import Record, plain_hints
 
 from .cache_requests import info_of
 
@@ -94,4 +94,5 @@ def _describe(request: Any, block_tokens: int) -> Record | None:
         info.session_id,
         info.lora,
         b"".join([block_hash[:8] for block_hash in request.block_hashes[:blocks]]),
+        plain_hints(info.hints),
     )

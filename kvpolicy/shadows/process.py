@@ -74,12 +74,14 @@ class Worker:
         ghosts = self._ghosts
         assert ghosts is not None
         tenants = (ghosts.active.get("eviction") or {}).get("tenants") or {}
+        hints = ghosts.active.get("hints") or {}
         pool = ghosts.pool
         self._recording = Recording(
             path,
             pool.engine,
             pool.page_tokens,
             frozenset(tenants.get("named") or ()),
+            named_classes=frozenset(hints.get("classes") or ()),
             are_hashes=ghosts.pages.are_hashes,
         )
 

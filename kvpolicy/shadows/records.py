@@ -7,8 +7,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from kvpolicy.eviction.base import RequestInfo
+from kvpolicy.eviction.envelope import Action, Envelope
 
-__all__ = ["Pages", "Record"]
+__all__ = ["Pages", "Record", "plain_hints"]
 
 
 class Record(NamedTuple):
@@ -24,10 +25,27 @@ class Record(NamedTuple):
     session_id: str | None
     lora: str | None
     content: bytes  # token ids as 64-bit integers, or 64-bit hashes of prefixes, of what the engine may keep
+    hints: tuple[tuple[Any, ...], ...] = ()  # :func:`plain_hints`
 
     @property
     def info(self) -> RequestInfo:
-        return RequestInfo(self.cache_salt, self.priority, self.session_id, self.lora)
+        """What policies may know of it: one object a request, since hints are told apart by theirs."""
+        envelope = Envelope(tuple(Action(*fields) for fields in self.hints)) if self.hints else None
+        return RequestInfo(self.cache_salt, self.priority, self.session_id, self.lora, envelope)
+
+
+def plain_hints(envelope: Envelope | None) -> tuple[tuple[Any, ...], ...]:
+    """A request's hints as plain values, those of each :class:`Action` in its order: no more than an envelope may hold.
+
+    Without those that could not be read: they ask for nothing, and say why in the client's words.
+    """
+    if envelope is None:
+        return ()
+    return tuple(
+        (action.action_id, action.name, action.ttl_ms, action.tokens, action.of, action.class_name)
+        for action in envelope.actions
+        if not action.fault
+    )
 
 
 class Pages:

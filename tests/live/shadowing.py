@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvpolicy.hints import action, envelope, with_hints
 from tests.live.asking import post
-from tools.server import Server
+from tools.server import Server, VllmServer
 
-__all__ = ["check_recording", "check_shadows", "command"]
+__all__ = ["HINTS", "check_hints", "check_recording", "check_shadows", "command"]
 
 
 def command(running: Server, *words: str, code: int = 0) -> str:
@@ -109,16 +110,10 @@ def check_recording(running: Server, flush: Callable[[], None], folder: Path, *r
     recording.send_signal(signal.SIGINT)  # Ctrl-C
     _, said = recording.communicate(timeout=120)
     assert f"{len(requests)} requests recorded in " in said, said
-    pool = str(running.status()["pool_tokens"])
-    arguments = ["replay", str(file), "--policy", "lru", "--capacity", pool, "--format", "json", *replay]
-    done = subprocess.run(
-        [sys.executable, "-m", "kvpolicy.cli.main", *arguments], capture_output=True, text=True, timeout=60, check=True
-    )
-    (report,) = json.loads(done.stdout)
-    assert report["requests"] == len(requests)
-    (lru,) = (row for row in report["rows"] if row["policy"] == "lru")
-    assert lru["hit_tokens"] == sum(cached) > 0
-    assert lru["evicted_tokens"] > 0
+    row = replayed(running, file, "lru", *replay)
+    assert (row["policy"], row["requests"]) == ("lru", len(requests))
+    assert row["hit_tokens"] == sum(cached) > 0
+    assert row["evicted_tokens"] > 0
     _until(lambda: running.status()["shadows"]["pid"] is None)  # nobody needs it any more
     check_abandoned_recording(running, folder)
 
@@ -136,11 +131,84 @@ def check_abandoned_recording(running: Server, folder: Path) -> None:
     assert running.status()["fallbacks"] == {}
 
 
+#: What a policy follows for :func:`check_hints`, beside a rule that retains what planners use.
+HINTS = "hints: {allow: [retain, demote, expire, class], classes: [planner], budget: 40%}\n"
+
+
+def hinted(seed: int) -> list[tuple[list[int], list[dict[str, Any]]]]:
+    """(prompt, what it asks for): documents that somebody wants kept, between prompts that nobody repeats."""
+    draw = random.Random(seed)
+
+    def text(length: int) -> list[int]:
+        return [draw.randrange(3, 250) for _ in range(length)]
+
+    kept, named, ended, left = (text(100) for _ in range(4))
+    flood = [(text(120), []) for _ in range(18)]
+    return [
+        (kept, [action("retain", "kept", ttl="10m")]),
+        (named, [action("class", "who", name="planner")]),
+        (ended, [action("retain", "ended", ttl="10m", tokens=64)]),
+        *flood[:9],
+        (left, [action("demote", "left")]),
+        (ended, []),
+        (ended, [action("expire", "done", of="ended")]),
+        *flood[9:],
+        *((prompt, []) for prompt in (kept, named, ended, left)),
+    ]
+
+
+def check_hints(running: Server, flush: Callable[[], None], policy: Path, *replay: str) -> None:
+    """On a server that runs ``policy``, which follows HINTS: its own ghost and a replayed recording find what it finds,
+    and a ghost that no hint reaches finds less."""
+    flush()
+    command(running, "shadow", "add", "lru")
+    file = policy.with_suffix(".jsonl")
+    recording = _record(running, file)
+    requests = hinted(7)
+    cached = [
+        int(running.generate(prompt, 2, **_with_hints(running, actions))["meta_info"]["cached_tokens"])
+        for prompt, actions in requests
+    ]
+    kept, named, ended, left = cached[-4:]
+    assert min(kept, named) >= 64, "retained, by a hint and by a rule for the class that a hint names"
+    assert (ended, left) == (0, 0)
+    shadows = settled(running, len(requests))
+    assert (shadows["dropped_requests"], shadows["fault"]) == (0, None)
+    assert shadows["active"]["hit_tokens"] == sum(cached)
+    assert shadows["shadows"][0]["hit_tokens"] < sum(cached) - 64
+    recording.send_signal(signal.SIGINT)
+    _, said = recording.communicate(timeout=120)
+    assert f"{len(requests)} requests recorded in " in said, said
+    assert replayed(running, file, str(policy), *replay)["hit_tokens"] == sum(cached)
+    command(running, "shadow", "clear")
+    assert running.status()["fallbacks"] == {}
+
+
+def _with_hints(running: Server, actions: list[dict[str, Any]]) -> dict[str, Any]:
+    if not actions:
+        return {}
+    if isinstance(running, VllmServer):
+        return with_hints({}, envelope(*actions), engine="vllm")
+    return {"sampling_params": with_hints({}, envelope(*actions), engine="sglang")}
+
+
+def replayed(running: Server, file: Path, policy: str, *replay: str) -> dict[str, Any]:
+    """The row of that policy in a replay of the file over the server's pool."""
+    pool = str(running.status()["pool_tokens"])
+    arguments = ["replay", str(file), "--policy", policy, "--capacity", pool, "--format", "json", *replay]
+    words = [sys.executable, "-m", "kvpolicy.cli.main", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout)
+    row: dict[str, Any] = report["rows"][0]
+    return {"requests": report["requests"], **row}
+
+
 def _record(running: Server, file: Path) -> subprocess.Popen[str]:
     """A recording that has begun, for longer than any test takes."""
     words = [sys.executable, "-m", "kvpolicy.cli.main", "record", "--url", running.url, "-o", str(file), "--for", "1h"]
     recording = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    _until(lambda: running.status().get("shadows", {}).get("pid"))
+    _until(lambda: running.status().get("shadows", {}).get("recorded_requests") is not None)
     return recording
 
 

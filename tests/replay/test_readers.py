@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from kvpolicy.eviction.envelope import Action
 from kvpolicy.replay.errors import TraceError, TraceUsageError
 from kvpolicy.replay.formats import FORMATS
 from kvpolicy.replay.interleave import Interleaving
@@ -89,7 +90,15 @@ def test_a_recording_has_outputs_and_whole_pages(trace_file) -> None:
     assert (request.arrival_ms, request.duration_ms, request.input_tokens, request.output_tokens) == (12, 80, 40, 30)
     assert (request.blocks, request.full_blocks) == ([0, 1], [0, 1, 2, 3])
     assert (request.info.cache_salt, request.info.session_id, request.info.priority) == ("#0", "#1", 2)
+    assert request.info.hints is None
     assert Trace(trace_file({**RECORDED, "kvpolicy_record": "vllm"})).info.ahead_pages == 0
+
+
+def test_a_recording_has_hints(trace_file) -> None:
+    action = {"action_id": "#0", "action_type": "kv.retain", "action_version": "1.0", "payload": {"ttl": "90ms"}}
+    (request,) = read(trace_file({**RECORDED, "kv_hints": {"actions": [action]}}))
+    assert request.info.hints is not None
+    assert request.info.hints.actions == (Action("#0", "retain", ttl_ms=90),)
 
 
 def test_bailian_times_are_seconds(trace_file) -> None:

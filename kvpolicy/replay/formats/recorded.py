@@ -3,7 +3,7 @@
 ``kvpolicy_record`` (the engine), ``timestamp`` and ``duration`` (ms), ``input_length``, ``output_length``,
 ``cached_tokens`` (found by the server), ``block_size``, ``hash_ids`` (numbers of the prompt's full pages),
 ``output_hash_ids`` (of what follows, the page that prompt and output share included), ``cache_salt``, ``priority``,
-``session_id``, ``lora``.
+``session_id``, ``lora``, ``kv_hints`` (an envelope of what the request asked for itself, with numbers for names).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Recorded(Format):
             priority=fields.integer(row, "priority", lines),
             session_id=fields.text(row, "session_id", lines),
             lora=fields.text(row, "lora", lines),
+            hints=fields.hints(row),
         )
         arrival_ms = fields.milliseconds(row, "timestamp", lines)
         duration_ms = fields.milliseconds(row, "duration", lines) if "duration" in row else None

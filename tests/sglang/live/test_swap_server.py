@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.live.asking import apply, flat, load, post, rollback, tokens
-from tests.live.shadowing import check_recording, check_shadows
+from tests.live.shadowing import HINTS, check_hints, check_recording, check_shadows
 from tools.server import Server
 
 pytestmark = pytest.mark.server
@@ -36,7 +36,16 @@ BIGGER_PAGES = HEAD % ("bigger-pages", 32) + "eviction: {policy: lfu}\n"
 NOTHING = (
     HEAD % ("nothing", 16) + "eviction: {policy: lru, rules: [{name: all, match: size_tokens >= 0, admit: never}]}\n"
 )
-POLICIES = {"nothing": NOTHING, "plain": PLAIN, "rules": RULES, "score": SCORE, "bigger": BIGGER_PAGES}
+PLANNERS = "eviction: {policy: lru, rules: [{name: p, match: request.hint_class == 'planner', retain: {weight: 8}}]}\n"
+HINTED = HEAD % ("hinted", 16) + PLANNERS + HINTS
+POLICIES = {
+    "nothing": NOTHING,
+    "hinted": HINTED,
+    "plain": PLAIN,
+    "rules": RULES,
+    "score": SCORE,
+    "bigger": BIGGER_PAGES,
+}
 
 
 @pytest.fixture
@@ -124,6 +133,10 @@ def test_a_swap_keeps_what_is_cached(server: StartServer, files: dict[str, Path]
         assert rollback(running)[0] == 200
         assert running.status()["core"] == "kvpolicy"
         assert running.status()["fallbacks"] == {}
+
+        if version != "0.5.18":
+            assert apply(running, policies["hinted"])[0] == 200
+            check_hints(running, running.flush_cache, files["hinted"])
 
 
 def test_swaps_under_load(server: StartServer, files: dict[str, Path]) -> None:

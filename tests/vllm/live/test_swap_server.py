@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.live.asking import apply, flat, load, post, rollback, tokens
-from tests.live.shadowing import check_recording, check_shadows
+from tests.live.shadowing import HINTS, check_hints, check_recording, check_shadows
 from tools.environment import EngineEnv
 from tools.server import VllmServer, run_server
 
@@ -29,6 +29,9 @@ eviction:
       match: request.priority == 1 and not is_output
       retain: {weight: 8, ttl: 600s, budget: 40%}
 """,
+    "hinted": HEAD % ("hinted", 32)
+    + "eviction: {policy: lru, rules: [{name: p, match: request.hint_class == 'planner', retain: {weight: 8}}]}\n"
+    + HINTS,
     "score": HEAD % ("score", 32) + "eviction: {score: hits}\n",
     "bigger": HEAD % ("bigger-pages", 64) + "eviction: {policy: lfu}\n",
 }
@@ -102,6 +105,9 @@ def test_a_swap_keeps_what_is_cached(vllm_env: Callable[..., EngineEnv], tiny_mo
         assert cached(running, tokens(4), **KEPT) == 0  # no rule held it
         assert rollback(running)[0] == 200
         assert running.status()["core"] == "kvpolicy"
+
+        assert apply(running, policies["hinted"])[0] == 200
+        check_hints(running, flush, tmp_path / "hinted.yaml", "--granularity", "page")
 
         # Under load, again and again.
         prompts = [tokens(seed, 100) for seed in range(20)]
