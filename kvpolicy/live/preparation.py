@@ -101,6 +101,11 @@ class Preparation:
         """Whether the new index holds every resident unit."""
         return self._walk is None and self.fault is None
 
+    @property
+    def known_units(self) -> int:
+        """Of the new index, so far."""
+        return len(self.index) if self._twins is None else len(self._twins)
+
     def step(self, units: int) -> bool:
         """Bring in up to ``units`` more (a path is not cut short); whether there is more to do."""
         self.heard_seq = self._before.clock.request_seq
@@ -192,8 +197,7 @@ class Preparation:
         """Fewer where a large dictionary is about to grow, which takes longer than a slice may by itself."""
         if _room(len(self.index)) < len(self._adopted):
             return min(units, LEAST_UNITS)
-        known = len(self.index) if self._twins is None else len(self._twins)
-        return min(units, _room(known) or LEAST_UNITS)
+        return min(units, _room(self.known_units) or LEAST_UNITS)
 
     def _adopt_path(self, unit: Any) -> None:
         """Adopt the unit after those above it that are not yet."""

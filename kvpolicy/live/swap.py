@@ -200,7 +200,8 @@ class LiveSwap:
             return self.slice_units
         slowest_s = max(told["slice_s"] for told in self._gather({"slice_s": self._slice_s}))
         if slowest_s > 0:
-            self._units = next_units(self._units, slowest_s)
+            known_units = 0 if self._preparation is None else self._preparation.known_units
+            self._units = next_units(self._units, slowest_s, known_units)
         return self._units
 
     def _one_slice(self, units: int) -> Answer:
