@@ -91,19 +91,23 @@ def child_faults(plugin: str, children: str, given: str) -> dict[str, tuple[str,
     }
 
 
-def run_to_end(engine: EngineEnv, command: list[str], timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run `python COMMAND`, which is expected to end by itself; its output is stdout and stderr together."""
-    with tempfile.TemporaryFile("w+") as output:
-        process = start(engine, command, output=output)
+def run_to_end(
+    engine: EngineEnv, command: list[str], timeout_s: float = 300, *, apart: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run `python COMMAND`, which is expected to end by itself; its stdout and stderr together, or `apart`."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = start(engine, command, output=output, errors=errors if apart else None)
         try:
             process.wait(timeout_s)
+            timed_out = False
         except subprocess.TimeoutExpired:
-            stop_group(process)
-            output.seek(0)
-            raise AssertionError(f"still running after {timeout_s:.0f} s:\n{output.read()[-3000:]}") from None
+            timed_out = True
         stop_group(process)  # what it left behind
-        output.seek(0)
-        return subprocess.CompletedProcess(command, process.returncode, output.read())
+        output.seek(0), errors.seek(0)
+        done = subprocess.CompletedProcess(command, process.returncode, output.read(), errors.read())
+    if timed_out:
+        raise AssertionError(f"still running after {timeout_s:.0f} s:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done
 
 
 def run_program(engine: EngineEnv, folder: Path, code: str, *arguments: str) -> str:

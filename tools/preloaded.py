@@ -99,11 +99,11 @@ class _Preloader:
                 return answer
 
     def start(
-        self, args: list[str], path: list[str], env: dict[str, str], cwd: Path | str | None, output: IO[Any]
+        self, args: list[str], path: list[str], env: dict[str, str], cwd: Path | str | None, *outputs: IO[Any]
     ) -> Process:
         asked = {"command": args, "path": path, "env": env, "cwd": str(cwd or os.getcwd()), "numbers": [0, 1, 2]}
         with open(os.devnull) as nothing:
-            answer = self.ask(asked, [nothing.fileno(), output.fileno(), output.fileno()])
+            answer = self.ask(asked, [nothing.fileno(), *(output.fileno() for output in outputs)])
         self.made.append(Process(self, answer["pid"], args))
         return self.made[-1]
 
@@ -119,13 +119,21 @@ _kept: dict[tuple[Any, ...], _Preloader] = {}  # the one used last is last
 
 
 def start(
-    engine: EngineEnv, args: Sequence[str], *, output: IO[Any], cwd: Path | str | None = None, fresh: bool = False
+    engine: EngineEnv,
+    args: Sequence[str],
+    *,
+    output: IO[Any],
+    errors: IO[Any] | None = None,
+    cwd: Path | str | None = None,
+    fresh: bool = False,
 ) -> Process | subprocess.Popen[bytes]:
     """`python args` (`-m MODULE ...` or `PROGRAM ...`) with the environment of `engine`, in a session of its own.
 
-    Standard output and error go to `output`, a file. `fresh`: in a new interpreter. So it is too where code is to run
-    at its very start (a `sitecustomize` in front of the tests' own), and always if KVPOLICY_TEST_COLD is set.
+    Standard output goes to `output`, a file, and standard error too unless there is one for `errors`. `fresh`: in a new
+    interpreter. So it is too where code is to run at its very start (a `sitecustomize` in front of the tests' own), and
+    always if KVPOLICY_TEST_COLD is set.
     """
+    errors = output if errors is None else errors
     path = engine.env.get("PYTHONPATH", "").split(os.pathsep)
     added = path[: path.index(str(START))]
     if fresh or os.environ.get(COLD) or any(Path(folder, "sitecustomize.py").exists() for folder in added):
@@ -135,7 +143,7 @@ def start(
             env=engine.env,
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=output,
+            stderr=errors,
             start_new_session=True,
         )
     imported_with = {name: value for name, value in engine.env.items() if not name.startswith(_READ_LATER)}
@@ -147,7 +155,7 @@ def start(
         _make_room()
         preloader = _Preloader(engine, imported_with)
     _kept[key] = preloader
-    return preloader.start(list(args), added, engine.env, cwd, output)
+    return preloader.start(list(args), added, engine.env, cwd, output, errors)
 
 
 def _make_room() -> None:

@@ -4,8 +4,9 @@
 
 A process made here is what a new interpreter would be that has just imported MODULE ...: no plugin is loaded, nothing
 is patched, kvpolicy is not imported. It gets a session, an environment, a folder, standard streams and arguments of its
-own. What it spawns with `multiprocessing` is forked in the same way from its twin, which has run nothing of it, and is
-its own child as ever. Standard library only, Linux only: it runs inside an engine's environment.
+own. What it spawns with `multiprocessing`, and what it starts as `python -m MODULE` of an engine, is forked in the same
+way from its twin, which has run nothing of it, and is its own child as ever. Standard library only, Linux only: it runs
+inside an engine's environment.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ import multiprocessing.util
 import os
 import runpy
 import socket
+import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 AT_START = "at_start"  # a module that is imported first wherever it is found: tests/engines/start
 SPAWNED = "--multiprocessing-fork"  # the last word of the command of a spawned process
 OURS = ("kvpolicy", "kvpolicy_sglang", "kvpolicy_vllm")
+ENGINES = ("sglang", "vllm", "kvpolicy_sglang", "kvpolicy_vllm")  # packages whose modules import an engine
 MOST_BYTES, MOST_FDS = 1 << 20, 64
 FDS = 512  # descriptors below are a process's, those above are on their way to their numbers
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,7 +71,7 @@ def serve(link: socket.socket, by_imports: dict[str, str], twin: bool = False) -
             code = os.waitstatus_to_exitcode(status) if ended else None
             link.send(json.dumps({"number": asked.get("number"), "code": code}).encode())
             continue
-        pid = _fork_for_grandparent() if twin else _fork_with_session()
+        pid = _fork_for_grandparent(asked["session"]) if twin else _fork_with_session()
         if pid == 0:
             link.detach()  # closed among the others
             _settle(fds, asked["numbers"], {**by_imports, **asked["env"]}, asked["cwd"])
@@ -91,21 +94,26 @@ def _fork_with_session() -> int:
     return pid
 
 
-def _fork_for_grandparent() -> int:
-    """Fork a process whose parent is the nearest subreaper above this process: its pid, and 0 in it."""
+def _fork_for_grandparent(session: bool) -> int:
+    """Fork a process whose parent is the nearest subreaper above this process: its pid, and 0 in it.
+
+    It has that parent, and its own `session` if it gets one, before its pid is known.
+    """
     reading, writing = os.pipe()
     if (between := os.fork()) == 0:
         parent = os.getpid()
-        if (pid := os.fork()) != 0:
-            os.write(writing, str(pid).encode())
+        if os.fork() != 0:
             os._exit(0)
         while os.getppid() == parent:
-            time.sleep(0.001)
+            os.sched_yield()
+        if session:
+            os.setsid()
+        os.write(writing, str(os.getpid()).encode())
         return 0
     os.close(writing)
+    os.waitpid(between, 0)
     pid = int(os.read(reading, 32))
     os.close(reading)
-    os.waitpid(between, 0)
     return pid
 
 
@@ -131,7 +139,6 @@ def _beside_a_twin(by_imports: dict[str, str]) -> Body | None:
         ours.close()
         return serve(theirs, by_imports, twin=True) or _end
     theirs.close()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _spawn_from_twin(ours)
     if "psutil" in sys.modules:
         _hide(twin, sys.modules["psutil"].Process)
@@ -150,21 +157,48 @@ def _hide(twin: int, process: Any) -> None:
 
 
 def _spawn_from_twin(twin: socket.socket) -> None:
-    """From now on `multiprocessing` spawns from there; its resource tracker stays a new interpreter."""
-    stock, lock = multiprocessing.util.spawnv_passfds, threading.Lock()
+    """From now on `multiprocessing` spawns from there, its resource tracker apart, and `subprocess` starts engines."""
+    stock_spawn, stock_start, lock = multiprocessing.util.spawnv_passfds, subprocess._fork_exec, threading.Lock()
+
+    def forked(command: list[str], env: dict[str, str], cwd: str, ends: dict[int, int], session: bool) -> int:
+        """`ends`: a descriptor here for each of the new process's numbers."""
+        asked = {"command": command, "env": env, "cwd": cwd, "numbers": [*ends], "session": session}
+        with lock, _adopting():
+            socket.send_fds(twin, [json.dumps(asked).encode()], list(ends.values()))
+            pid: int = json.loads(twin.recv(MOST_BYTES))["pid"]
+        return pid
 
     def spawn(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
         command = [os.fsdecode(word) for word in args]
         if command[-1] != SPAWNED:
-            return stock(path, args, passfds)
-        numbers = [0, 1, 2, *sorted(set(passfds))]
-        asked = {"command": command, "env": dict(os.environ), "cwd": os.getcwd(), "numbers": numbers}
-        with lock:
-            socket.send_fds(twin, [json.dumps(asked).encode()], numbers)
-            pid: int = json.loads(twin.recv(MOST_BYTES))["pid"]
-        return pid
+            return stock_spawn(path, args, passfds)
+        ends = {fd: fd for fd in (0, 1, 2, *passfds)}
+        return forked(command, dict(os.environ), os.getcwd(), ends, session=False)
+
+    def start(args: Sequence[Any], executables: Any, *rest: Any) -> int:
+        _, kept, cwd, env, stdin, _, _, stdout, _, stderr, _, until_exec, _, session, *_ = rest
+        command = [os.fsdecode(word) for word in args]
+        is_engine = command[:2] == [sys.executable, "-m"] and command[2].partition(".")[0] in ENGINES
+        given = dict(os.environ if env is None else (os.fsdecode(each).split("=", 1) for each in env))
+        if not is_engine or given.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+            return stock_start(args, executables, *rest)
+        ends = {number: number if fd == -1 else fd for number, fd in enumerate((stdin, stdout, stderr))}
+        ends |= {fd: fd for fd in kept if fd != until_exec}
+        return forked(command[1:], given, os.fsdecode(cwd or os.getcwd()), ends, session=session)
 
     multiprocessing.util.spawnv_passfds = spawn
+    subprocess._fork_exec = start
+
+
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """What the twin forks is this process's child; orphans of its children, before and after, are not."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def _look_in(folders: Sequence[str]) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import DEMO_VERSION
+from tests.launching import run_to_end
 from tests.programs import with_path
-from tools.environment import CHECKOUT, EngineEnv
+from tools.environment import EngineEnv
 
 SERVER = (
     "--device cpu --dtype bfloat16 --sampling-backend pytorch --disable-cuda-graph --skip-server-warmup "
@@ -22,7 +22,7 @@ SERVER = (
 @pytest.mark.engine
 @pytest.mark.server
 def test_two_policies_on_a_real_server(sglang_env: Callable[..., EngineEnv], tiny_model: Path, tmp_path: Path) -> None:
-    engine = with_path(sglang_env(DEMO_VERSION), Path(__file__).parent / "stubs", CHECKOUT, CHECKOUT / "adapters")
+    engine = with_path(sglang_env(DEMO_VERSION), Path(__file__).parent / "stubs")
     forgetful = tmp_path / "forgetful.yaml"
     forgetful.write_text(
         "apiVersion: kvpolicy/v1\nkind: KVPolicy\nmetadata: {name: forgetful}\n"
@@ -31,11 +31,8 @@ def test_two_policies_on_a_real_server(sglang_env: Callable[..., EngineEnv], tin
     words = ["bench", "--engine", "sglang", "--policy", "stock_lru", "--policy", str(forgetful), str(tiny_model)]
     # Three requests at a time share 128 tokens: those of the second three find them.
     window = ["--requests", "6", "--concurrency", "3", "--shared", "128", "--input", "32", "--output-tokens", "4"]
-    done = subprocess.run(
-        [str(engine.python), "-m", "kvpolicy.cli.main", *words, *window, "--rounds", "2", "--format", "json",
-         "--server-args", SERVER],
-        env=engine.env, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    more = ["--rounds", "2", "--format", "json", "--server-args", SERVER]
+    done = run_to_end(engine, ["-m", "kvpolicy.cli.main", *words, *window, *more], timeout_s=600, apart=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["change"] == "hot", "the two differ in eviction alone"

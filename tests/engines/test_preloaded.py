@@ -17,7 +17,7 @@ from tools import preloaded
 from tools.environment import START, EngineEnv
 
 PROGRAM = """\
-import multiprocessing, os, psutil, sys
+import json, multiprocessing, os, psutil, subprocess, sys
 import tell
 
 def child(sender):
@@ -37,7 +37,15 @@ if __name__ == "__main__":
         assert process.exitcode == 3
         for left in psutil.Process().children(recursive=True):  # as SGLang's Engine.shutdown does
             left.kill()
+    reading, writing = os.pipe()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "vllm", str(writing)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        pass_fds=[writing], start_new_session=True, cwd="/usr", env={**os.environ, "ADDED": "for it"},
+    )
+    os.close(writing)
+    said, _ = started.communicate("asked")
     tell.tell({
+        "engine": [*json.loads(said.splitlines()[-1]), *(os.read(reading, 99).decode() for _ in "12"), started.wait()],
         "argv": sys.argv, "pid": os.getpid(), "ids": [os.getsid(0), os.getpgid(0)], "cwd": os.getcwd(),
         "main": __name__, "variable": os.environ.get("GIVEN"), "children": children,
         "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:3],
@@ -47,6 +55,15 @@ if __name__ == "__main__":
 TELL = """\
 import json
 def tell(value): print("TOLD " + json.dumps(value))
+"""
+#: What a program starts as an engine of its own.
+ENGINE = """\
+import json, os, sys
+os.write(int(sys.argv[1]), b"through the pipe")
+is_preloaded = "colorsys" in sys.modules
+seen = [os.getppid(), os.getcwd(), os.environ["ADDED"], "hook" in vars(sys), os.getsid(0) == os.getpid()]
+print(json.dumps([*seen, sys.stdin.read(), is_preloaded]))
+sys.exit(5)
 """
 
 
@@ -58,6 +75,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineEn
     monkeypatch.delenv(preloaded.COLD, raising=False)
     (tmp_path / "path").mkdir()
     (tmp_path / "path/tell.py").write_text(TELL)
+    (tmp_path / "path/vllm.py").write_text(ENGINE)
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(START)}
     yield with_path(EngineEnv("0", Path(sys.executable), env, "none"), tmp_path / "path", KVPOLICY_GIVEN="1")
@@ -82,6 +100,8 @@ def test_a_program_and_what_it_spawns(
         # What is spawned has this process for its parent, its environment, and nothing of what it did; a fork has all.
         spawned = [told["pid"], os.path.sep, "by the program", False]
         assert told["children"] == [spawned, spawned, [*spawned[:3], True]]
+        started = [told["pid"], "/usr", "for it", False, True, "asked", not cold, "through the pipe", "", 5]
+        assert told["engine"] == started, "in a session of its own, with the ends that it was given and no others"
 
 
 def test_how_a_program_ends(engine: EngineEnv, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_VERSION
+from tests.launching import run_to_end
 from tests.programs import Program, with_path
 from tools.environment import EngineEnv
 
@@ -24,8 +24,8 @@ SHORT = ("--engine-arg", "dtype=float32", "--tokens", "256", "--window", "256", 
 
 def fidelity(engine: EngineEnv, model: Path, policy: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit code and evidence."""
-    command = [engine.python, "-m", "kvpolicy", "fidelity", model, "--policy", policy, "--engine", engine.name]
-    done = subprocess.run([*map(str, command), *arguments], env=engine.env, cwd="/", capture_output=True, text=True)
+    command = ["-m", "kvpolicy", "fidelity", str(model), "--policy", str(policy), "--engine", engine.name, *arguments]
+    done = run_to_end(engine, command, timeout_s=600, apart=True)
     assert done.stdout.startswith("{"), done.stderr
     return done.returncode, json.loads(done.stdout)
 
