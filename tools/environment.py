@@ -13,8 +13,9 @@ Standard library only: it must run before anything is installed. The layout unde
 The root is `.cache/env` in the checkout, or the folder named by KVPOLICY_TEST_ENV. Such a folder that was prepared by
 hand (a venv without a stamp) is used as it is and never changed, except for models made in it.
 Every step carries a stamp with a digest of its pins: a second run does nothing and needs no network, and a changed pin
-rebuilds what depends on it. A lock file makes concurrent runs wait for each other. Where packages come from is pip's
-own configuration; nothing here names an index.
+rebuilds what depends on it. The venv `v` with the SGLangs, and each vLLM, are built at the same time: pip keeps one
+processor busy. A lock file makes concurrent runs wait for each other. Where packages come from is pip's own
+configuration; nothing here names an index.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,23 +146,28 @@ class Environment:
         if self.prepared_by_hand:
             self._check_prepared([f"sglang-{v}" for v in versions] + [f"vllm-{v}" for v in vllm_versions])
             return
-        with self._locked():
+        with self._locked(), ThreadPoolExecutor() as beside:
+            others = [beside.submit(self._ensure_vllm, pins, version) for version in vllm_versions]
             rebuilt = self._step("v", [engine, pins["python"]], "torch and what SGLang imports", self._build_venv)
             if versions:
                 self._step("triton", [pins["triton"]], "Triton", self._build_target, *pins["triton"]["requires"])
             for version in versions:
                 package = f"sglang=={version}"
                 self._step(f"sglang-{version}", [package], f"SGLang {version}", self._build_target, package)
-            project = [(CHECKOUT / "pyproject.toml").read_text(), str(CHECKOUT), rebuilt]
-            self._step("kvpolicy", project, "kvpolicy", self._install, "--editable", str(CHECKOUT))
-            for version in vllm_versions:
-                name, what = f"vllm-{version}", f"vLLM {version}"
-                built = self._step(name, [pins["vllm"], pins["python"]], what, self._build_vllm, version)
-                beside = [f"{name}-kvpolicy", [*project, built], f"kvpolicy beside {what}"]
-                self._step(*beside, self._install_beside, self.root / name)
-            if test_tools:
-                self._step("tools", project, "the test tools", self._install, "--editable", f"{CHECKOUT}[dev]")
+            project = [*_project(), rebuilt]
+            if test_tools:  # kvpolicy is among them
+                self._step("tools", project, "kvpolicy, test tools", self._install, "--editable", f"{CHECKOUT}[dev]")
                 self._step("wheelhouse", project, "the core's own dependencies", self._download_core)
+            else:
+                self._step("kvpolicy", project, "kvpolicy", self._install, "--editable", str(CHECKOUT))
+            for other in others:
+                other.result()
+
+    def _ensure_vllm(self, pins: Mapping[str, Any], version: str) -> None:
+        name, what = f"vllm-{version}", f"vLLM {version}"
+        built = self._step(name, [pins["vllm"], pins["python"]], what, self._build_vllm, version)
+        beside = [f"{name}-kvpolicy", [*_project(), built], f"kvpolicy beside {what}"]
+        self._step(*beside, self._install_beside, self.root / name)
 
     @property
     def prepared_by_hand(self) -> bool:
@@ -235,9 +242,13 @@ class Environment:
         return stamp
 
     def _pip(self, *arguments: str, home: Path | None = None) -> None:
-        """Run a venv's pip, showing one line per package; on failure, show everything it said and stop."""
+        """Run a venv's pip, showing one line per package; on failure, show everything it said and stop.
+
+        It compiles nothing: most modules of these packages are never imported, and others are compiled when they are.
+        """
         python = self.python if home is None else home / "bin/python"
-        command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+        compiling = ["--no-compile"] if arguments[0] == "install" else []
+        command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments, *compiling]
         said: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
             assert pip.stdout is not None
@@ -258,6 +269,11 @@ class Environment:
                 say(f"waiting for another run that is building {self.root} ...")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _project() -> list[str]:
+    """What an editable install of this checkout depends on."""
+    return [(CHECKOUT / "pyproject.toml").read_text(), str(CHECKOUT)]
 
 
 def _base_python(version: str) -> str:
