@@ -82,11 +82,9 @@ def _become(gpu: str) -> None:
         import vllm.model_executor.models.registry as registry
 
         registry._run_in_subprocess = lambda inspect: inspect()
-    if gpu == "cpu":
-        torch.cpu._is_amx_tile_supported = lambda: False
-        return
-    if gpu == "cpu-amx":
-        torch.cpu._is_amx_tile_supported = lambda: True
+        # Whatever the CPU is that runs this; one with AMX has bf16 in AVX-512 too.
+        has_amx = gpu == "cpu-amx"
+        torch.cpu._is_amx_tile_supported = torch.cpu._is_avx512_bf16_supported = lambda: has_amx
         return
     sys.meta_path.append(StandIns(_lacking, _attribute))  # type: ignore[arg-type]
     torch.version.cuda = "13.0"
