@@ -24,19 +24,53 @@ pytestmark = pytest.mark.engine
 PROBE = Path(__file__).parent / "sglang_probe.py"
 
 
-def ask(engine: Any, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The real engine's answers, in order."""
-    given = [{**case, "config": MODELS[case["model"]]} for case in asked]
-    return probing.ask(engine, PROBE, given)
+Case = dict[str, Any]
+Answers = list[tuple[Case, dict[str, Any]]]
+CELLS: list[Case] = [
+    {"model": model, "gpu": gpu, "tp": tp, "cell_dtype": dtype, "kv_dtype": dtype}
+    for model in MODELS
+    for gpu, tp, dtype in (("h200", 1, "bf16"), ("h200", 2, "fp8_e4m3"), ("b200", 4, "fp8_e4m3"))
+]
+CELLS += [
+    {"model": model, "gpu": "b200", "tp": 1, "cell_dtype": dtype, "kv_dtype": dtype, "attention": attention}
+    for model, dtype, attention in (
+        ("llama-3.1-8b", "mxfp8", None),
+        ("llama-3.1-8b", "nvfp4", "trtllm_mha"),
+        ("llama-3.1-8b", "fp4_mx_block16", "triton"),
+        ("gpt-oss-20b", "nvfp4", "trtllm_mha"),
+        ("gpt-oss-20b", "mxfp8", None),
+        ("deepseek-v2-lite", "fp4_mx_block16", "flashinfer"),
+    )
+]
+SHARES: list[Case] = [
+    {"model": model, "gpu": gpu} for gpu in ("a100", "h200", "b200") for model in ("llama-3.1-8b", "deepseek-v3")
+]
 
 
-@pytest.mark.parametrize("version", SGLANG_VERSIONS)
-def test_outcomes_are_the_engines(sglang_env: Callable[..., Any], version: str) -> None:
+@pytest.fixture(scope="module", params=SGLANG_VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(sglang_env: Callable[..., Any], version: str) -> dict[str, Answers]:
+    """The real engine's answers to all cases, asked in one process: it takes longer to start than to answer."""
+    groups = {"outcomes": cases(parse_version(version)), "cells": CELLS, "shares": SHARES}
+    asked = [(name, case) for name, group in groups.items() for case in group]
+    asked.sort(key=lambda each: str(each[1]["gpu"]))  # the probe becomes each device once
+    given = [{**case, "config": MODELS[case["model"]]} for _, case in asked]
+    found: dict[str, Answers] = {name: [] for name in groups}
+    for (name, case), real in zip(asked, probing.ask(sglang_env(version), PROBE, given), strict=True):
+        found[name].append((case, real))
+    return found
+
+
+def test_outcomes_are_the_engines(answers: dict[str, Answers], version: str) -> None:
     release = parse_version(version)
-    asked = cases(release)
     wrong = []
     refused = 0
-    for case, real in zip(asked, ask(sglang_env(version), asked), strict=True):
+    for case, real in answers["outcomes"]:
         outcome = resolve_sglang(
             Settings(case.get("page_size"), case.get("kv_dtype", "auto"), case.get("attention")),
             version=release,
@@ -71,29 +105,11 @@ def test_outcomes_are_the_engines(sglang_env: Callable[..., Any], version: str) 
     assert refused > 20, "the matrix holds no deployment that the engine refuses"
 
 
-@pytest.mark.parametrize("version", SGLANG_VERSIONS)
-def test_cell_sizes_are_the_engines(sglang_env: Callable[..., Any], version: str) -> None:
+def test_cell_sizes_are_the_engines(answers: dict[str, Answers], version: str) -> None:
     release = parse_version(version)
-    asked = [
-        {"model": model, "gpu": gpu, "tp": tp, "cell_dtype": dtype, "kv_dtype": dtype}
-        for model in MODELS
-        for gpu, tp, dtype in (("h200", 1, "bf16"), ("h200", 2, "fp8_e4m3"), ("b200", 4, "fp8_e4m3"))
-    ]
-    asked += [
-        {"model": model, "gpu": "b200", "tp": 1, "cell_dtype": dtype, "kv_dtype": dtype, "attention": attention}
-        for model, dtype, attention in (
-            ("llama-3.1-8b", "mxfp8", None),
-            ("llama-3.1-8b", "nvfp4", "trtllm_mha"),
-            ("llama-3.1-8b", "fp4_mx_block16", "triton"),
-            ("gpt-oss-20b", "nvfp4", "trtllm_mha"),
-            ("gpt-oss-20b", "mxfp8", None),
-            ("deepseek-v2-lite", "fp4_mx_block16", "flashinfer"),
-        )
-    ]
-    asked.sort(key=lambda case: str(case["gpu"]))
     wrong = []
     compared = 0
-    for case, real in zip(asked, ask(sglang_env(version), asked), strict=True):
+    for case, real in answers["cells"]:
         if "error" in real:
             wrong.append((case, real))
             continue
@@ -108,14 +124,11 @@ def test_cell_sizes_are_the_engines(sglang_env: Callable[..., Any], version: str
         if ours.total != pytest.approx(real["cell_size"]):
             wrong.append((case, ours.total, real["cell_size"]))
     assert not wrong, "\n".join(map(str, wrong))
-    assert compared == len(asked)
+    assert compared == len(CELLS)
 
 
-@pytest.mark.parametrize("version", SGLANG_VERSIONS)
-def test_memory_share_is_close_to_the_engines(sglang_env: Callable[..., Any], version: str) -> None:
-    models = ("llama-3.1-8b", "deepseek-v3")
-    asked = [{"model": model, "gpu": gpu} for gpu in ("a100", "h200", "b200") for model in models]
-    for case, real in zip(asked, ask(sglang_env(version), asked), strict=True):
+def test_memory_share_is_close_to_the_engines(answers: dict[str, Answers]) -> None:
+    for case, real in answers["shares"]:
         model = model_from_config(MODELS[case["model"]])
         ours = mem_fraction_static(GPUS[case["gpu"]], model, tp=1, chunk_tokens=real["chunked_prefill_size"])
         assert ours == pytest.approx(real["mem_fraction_static"], abs=0.005), case

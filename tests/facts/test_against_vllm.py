@@ -25,18 +25,27 @@ from tests.facts.matrix import MODELS, vllm_cases
 pytestmark = pytest.mark.engine
 PROBE = Path(__file__).parent / "vllm_probe.py"
 VERSION = "0.32.0"
+Answers = list[tuple[dict[str, Any], Outcome, dict[str, Any]]]
 DEVICES = ("cpu", "t4", "a100", "l40s", "h200", "b200", "rtx5090")
 
 
-def ask(engine: Any, asked: list[dict[str, Any]], outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    """The real engine's answers, in order, to the cases in its own words."""
-    given = []
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(vllm_env: Callable[..., Any], device: str) -> Answers:
+    """The device's cases, what we make of each, and the real engine's answer to it in its own words."""
+    asked = vllm_cases((device,))
+    outcomes, given = [ours(case) for case in asked], []
     for case, outcome in zip(asked, outcomes, strict=True):
         words = {**case, "config": MODELS[case["model"]], "skip": list(outcome.skip_layers) if "layers" in case else []}
         if "kv_dtype" in case:
             words["kv_dtype"] = engine_dtype_name(case["kv_dtype"], case.get("attention"))
         given.append(words)
-    return probing.ask(engine, PROBE, given)
+    return list(zip(asked, outcomes, probing.ask(vllm_env(VERSION), PROBE, given), strict=True))
 
 
 def ours(case: dict[str, Any], version: str = VERSION) -> Outcome:
@@ -59,12 +68,9 @@ SILENT = {"cpu-silent-dtype", "sparse-mla-layout"}
 DECIDED_LATER = {"cpu-sixteen-bits", "sparse-layout"}
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_outcomes_are_the_engines(vllm_env: Callable[..., Any], device: str) -> None:
-    asked = vllm_cases((device,))
-    outcomes = [ours(case) for case in asked]
+def test_outcomes_are_the_engines(answers: Answers, device: str) -> None:
     wrong, refused, silent = [], 0, 0
-    for case, outcome, real in zip(asked, outcomes, ask(vllm_env(VERSION), asked, outcomes), strict=True):
+    for case, outcome, real in answers:
         refusals = {refusal.rule.name for refusal in outcome.refusals}
         if "error" in real:
             refused += 1
@@ -91,18 +97,17 @@ def test_outcomes_are_the_engines(vllm_env: Callable[..., Any], device: str) -> 
             theirs["kv_dtype"] = mine["kv_dtype"]
         if mine != theirs:
             wrong.append((case, mine, theirs))
-    assert not wrong, f"{len(wrong)} of {len(asked)}\n" + "\n".join(map(str, wrong[:20]))
+    assert not wrong, f"{len(wrong)} of {len(answers)}\n" + "\n".join(map(str, wrong[:20]))
     assert refused > 5, "the matrix holds no deployment that the engine refuses"
     assert silent or device != "cpu"
 
 
-@pytest.mark.parametrize("device", ["h200", "b200", "cpu"])
-def test_token_bytes_are_the_engines(vllm_env: Callable[..., Any], device: str) -> None:
-    asked = [case for case in vllm_cases((device,)) if set(case) <= {"model", "gpu", "kv_dtype", "tp"}]
-    outcomes = [ours(case) for case in asked]
+@pytest.mark.parametrize("device", ["h200", "b200", "cpu"], indirect=True)
+def test_token_bytes_are_the_engines(answers: Answers, device: str) -> None:
     wrong, compared = [], 0
-    for case, outcome, real in zip(asked, outcomes, ask(vllm_env(VERSION), asked, outcomes), strict=True):
-        if "error" in real or outcome.refusals or real["token_bytes"] is None:
+    for case, outcome, real in answers:
+        others = not set(case) <= {"model", "gpu", "kv_dtype", "tp"}
+        if others or "error" in real or outcome.refusals or real["token_bytes"] is None:
             continue
         model = model_from_config(MODELS[case["model"]])
         stored = outcome.kv_dtype if outcome.kv_dtype != "auto" else compute_dtype(model, GPUS[device])
