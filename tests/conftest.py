@@ -29,6 +29,27 @@ DEMO_VERSION: str = load_pins()["sglang"]["demo"]
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
 
 
+#: Where tests take longest.
+LONG = frozenset({"bench", "fidelity", "proofs", "soak", "threeway"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Core tests, then those of one engine after another, so that a worker imports each once (tools/preloaded.py).
+
+    The longest of an engine come first: workers that share the rest end together.
+    """
+
+    def order(item: pytest.Item) -> tuple[bool, bool, str, bool]:
+        if not any(map(item.get_closest_marker, ("engine", "server"))):
+            return False, False, "", False
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        version = next((value for value in parameters if value in SGLANG_VERSIONS), DEMO_VERSION)
+        is_vllm = "vllm_env" in getattr(item, "fixturenames", ())
+        return True, is_vllm, "" if is_vllm else version, LONG.isdisjoint(item.path.parts)
+
+    items.sort(key=order)
+
+
 class StartServer(Protocol):
     """Starts a server for a `with` block: `with server("0.5.20", policy=path) as s: s.generate("...")`."""
 

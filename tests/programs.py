@@ -25,6 +25,16 @@ def with_path(engine: EngineEnv, *folders: Path, **env: str) -> EngineEnv:
     return replace(engine, env={**engine.env, **env, "PYTHONPATH": os.pathsep.join(path)})
 
 
+def of_gpu_server(engine: EngineEnv, **env: str) -> EngineEnv:
+    """A SGLang that picks the classes of a GPU's server: only a server needs the switch to SGLang's CPU engine.
+
+    Sets have the same order in each run, unless this run, or `env`, says otherwise.
+    """
+    variables = {key: value for key, value in engine.env.items() if key != "SGLANG_USE_CPU_ENGINE"}
+    hashes = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+    return replace(engine, env={**variables, **hashes, **env})
+
+
 def told_by(output: str) -> list[Any]:
     """The JSON values of the lines that begin with `TOLD `."""
     return [json.loads(line.removeprefix("TOLD ")) for line in output.splitlines() if line.startswith("TOLD ")]

@@ -55,7 +55,7 @@ def test_a_recorded_stream_gives_equal_victims(
 ) -> None:
     policy, stream = tmp_path / "policy.yaml", tmp_path / "stream.json"
     policy.write_text(POLICY)
-    plain = with_witness(sglang_env("0.5.20"), tmp_path / "witness", PYTHONHASHSEED="1")
+    plain = with_witness(sglang_env("0.5.20"), tmp_path / "witness")  # hashes as in most tests: any but the others'
     other = with_path(injecting(plain, tmp_path / "skew", SKEW), PYTHONHASHSEED="2")
 
     (recorded,) = start(plain, "replay.py", tiny_model, policy, "record", stream).told()

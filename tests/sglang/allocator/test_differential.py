@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvpolicy.allocators import ORDERS
-from tests.programs import Program, run_all
+from tests.programs import Program, of_gpu_server, run_all
 from tools.environment import EngineEnv
 
 pytestmark = pytest.mark.engine
@@ -19,10 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.20", "0.5.23"])
 def test_equal_ids_call_for_call(sglang_env: Callable[..., EngineEnv], version: str) -> None:
-    engine = sglang_env(version)
-    # The classes under test are the GPU server's; only a server needs the switch to SGLang's CPU engine.
-    engine = replace(engine, env={key: value for key, value in engine.env.items() if key != "SGLANG_USE_CPU_ENGINE"})
-    runs = run_all(Program(engine, HERE / "differential.py", "250"))
+    runs = run_all(Program(of_gpu_server(sglang_env(version)), HERE / "differential.py", "250"))
     assert [(run["page"], run["order"], run["need_sort"]) for run in runs] == [
         (page, order, need_sort) for page in (1, 16) for order in ORDERS for need_sort in (False, True)
     ]

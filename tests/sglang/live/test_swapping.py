@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.programs import INSIDE, Program, with_path
+from tests.programs import INSIDE, Program, of_gpu_server, with_path
 
 pytestmark = pytest.mark.engine
 
@@ -24,9 +22,7 @@ def swapping(sglang_env: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(version: str, *arguments: str) -> Any:
         engine = with_path(sglang_env(version), HERE.parent / "cache", INSIDE)
-        variables = {key: value for key, value in engine.env.items() if key != "SGLANG_USE_CPU_ENGINE"}
-        hashes = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
-        program = Program(replace(engine, env={**variables, **hashes}), HERE / "swapping.py", *arguments)
+        program = Program(of_gpu_server(engine), HERE / "swapping.py", *arguments)
         program.told()
         return json.loads(program.log.splitlines()[-1])
 
