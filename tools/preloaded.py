@@ -34,9 +34,10 @@ MODULES = {
     "vllm": ("vllm.entrypoints.llm", "vllm.entrypoints.openai.api_server", "vllm.v1.worker.cpu_worker"),
 }
 MOST_KEPT = 4  # half a gigabyte each
-#: Variables that no engine reads while it is imported, or (VLLM_PLUGINS) for plugins of a kind that nobody has here.
+#: Variables that no engine reads while it is imported, or (..._PLUGINS) for plugins of a kind that nobody has here.
 _READ_LATER = (
-    *("KVPOLICY_", "PYTHONPATH", "SGLANG_ENABLE_STRICT_MEM_CHECK_", "SGLANG_CHECK_KV_PAGE_INVARIANTS"),
+    *("KVPOLICY_", "PYTHONPATH"),
+    *("SGLANG_ENABLE_STRICT_MEM_CHECK_", "SGLANG_CHECK_KV_PAGE_INVARIANTS", "SGLANG_PLUGINS"),
     *("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_PLUGINS", "VLLM_SERVER_DEV_MODE"),
     *("PROOF_FAULTS", "WITNESS"),  # of plugins of the tests
 )
