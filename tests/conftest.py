@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not any(map(item.get_closest_marker, ("engine", "server"))):
             return False, False, "", False
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        version = next((value for value in parameters if value in SGLANG_VERSIONS), DEMO_VERSION)
-        is_vllm = "vllm_env" in getattr(item, "fixturenames", ())
-        return True, is_vllm, "" if is_vllm else version, LONG.isdisjoint(item.path.parts)
+        version = next((value for value in parameters if value in SGLANG_VERSIONS), None)
+        is_vllm = version is None and "vllm_env" in getattr(item, "fixturenames", ())
+        return True, is_vllm, version or DEMO_VERSION, LONG.isdisjoint(item.path.parts)
 
     items.sort(key=order)
 
