@@ -54,7 +54,7 @@ class LazyHeap(Generic[H]):
 
     is_keyed = True
 
-    __slots__ = ("_firsts", "_generations", "_key", "_last", "_numbers", "_open", "_room", "change")
+    __slots__ = ("_bound", "_firsts", "_front", "_generations", "_key", "_last", "_numbers", "_open", "_room", "change")
 
     def __init__(self, key: Callable[[H], Any], change: KeyChange) -> None:
         if change is KeyChange.DYNAMIC:
@@ -67,6 +67,8 @@ class LazyHeap(Generic[H]):
         self._room = _SMALL  # entries of the open generation
         self._generations = [self._open]  # oldest first
         self._firsts = [1]  # the lowest number that each may hold
+        self._front: _Generation | None = None  # where the first one was found last
+        self._bound: _Entry | None = None  # no top of the others was below, and but for the open one's they only rise
 
     def add(self, handle: H) -> Any:
         numbers = self._numbers
@@ -131,6 +133,7 @@ class LazyHeap(Generic[H]):
         self._room = _SMALL
         self._generations = [self._open]
         self._firsts = [self._last + 1]
+        self._front = None
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -164,6 +167,8 @@ class LazyHeap(Generic[H]):
                 else:
                     assert entry == current, "a key changed without touch()"
             assert live == len(handles), "a member without an entry"
+            is_bound = handles and self._front not in (None, generation) and generation is not self._open
+            assert not is_bound or self._bound <= heap[0], "a generation that would not be looked at"  # type: ignore[operator]
         assert sum(len(generation.handles) for generation in self._generations) == len(self._numbers), (
             "a member of no generation"
         )
@@ -177,18 +182,30 @@ class LazyHeap(Generic[H]):
                 return None
             self._settled(only)
             return only
+        newest = self._open
         while True:
-            first, where = None, None
-            for generation in generations:
-                if generation.handles:
-                    top = generation.heap[0]
-                    if first is None or top < first:
-                        first, where = top, generation
-            if first is None or where is None:
-                return None
             # Unsettled tops are lower bounds, so only the smallest has to be looked at.
-            if self._settled(where) is first:
-                return where
+            if (front := self._front) is not None:
+                top, bound = front.heap[0], self._bound
+                is_before_newest = front is newest or not newest.handles or top < newest.heap[0]
+                if is_before_newest and (bound is None or top < bound):
+                    if self._settled(front) is top:
+                        return front
+                    continue
+            self._find_front()
+            if self._front is None:
+                return None
+
+    def _find_front(self) -> None:
+        """The generation with the smallest top, settled or not, and the smallest of the others."""
+        first, self._bound, self._front = None, None, None
+        for generation in self._generations:
+            if generation.handles:
+                top = generation.heap[0]
+                if first is None or top < first:
+                    first, self._bound, self._front = top, first, generation
+                elif self._bound is None or top < self._bound:
+                    self._bound = top
 
     def _settled(self, generation: _Generation) -> _Entry:
         """Bring the live entry with the smallest current key to the top of a heap that has one."""
@@ -220,6 +237,8 @@ class LazyHeap(Generic[H]):
 
     def _end(self, generation: _Generation) -> None:
         """That generation's last live entry died."""
+        if generation is self._front:
+            self._front = None
         if generation is self._open:
             generation.heap.clear()
         else:
@@ -230,6 +249,7 @@ class LazyHeap(Generic[H]):
         """Open a new generation; tidy up those that are mostly dead, and merge the two smallest neighbours if need
         be."""
         generations, members = self._generations, len(self._numbers)
+        self._front = None
         limit = max(_LARGE, members // 32)
         for generation in generations:
             if len(generation.heap) > 2 * len(generation.handles) + _SMALL:

@@ -214,7 +214,8 @@ class EvictionIndex:
 
     def begin(self) -> None:
         """Start a walk."""
-        self.end()  # of a walk that a fault of the engine's cut short
+        if self._held or self._victims:  # of a walk that a fault of the engine's cut short
+            self.end()
 
     def pop(self) -> Handle | None:
         """The next victim to propose, or ``None`` when no evictable unit is left in this walk."""
@@ -270,10 +271,10 @@ class EvictionIndex:
             self.add(handle)
 
     def evicted(
-        self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
+        self, handle: Handle, size_tokens: int, depth_tokens: int | None = None, identity: int = 0, units: int = 1
     ) -> None:
         """The engine frees the unit that :meth:`pop` returned, or so many of the run: count it. ``size_tokens`` are
-        those of all. Call it before ``discard``, ``trim`` and ``remove``.
+        those of all; without ``depth_tokens`` it is as recorded. Call it before ``discard``, ``trim`` and ``remove``.
 
         All numbers must be equal on every rank. ``identity`` is any number that tells this unit from others of the same
         size and depth; with metadata its creation order is used besides.
@@ -284,6 +285,8 @@ class EvictionIndex:
             order = meta.order
             if meta.rule >= 0:
                 rule = self.rule_of(handle)
+        if depth_tokens is None:
+            depth_tokens = 0 if meta is None else meta.depth_tokens
         counters = self.counters
         counters.evictions[rule] = counters.evictions.get(rule, 0) + units
         counters.evicted_tokens[rule] = counters.evicted_tokens.get(rule, 0) + size_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
 from kvpolicy.eviction.base import Handle, Order, RequestInfo, UnitMeta
@@ -247,7 +248,8 @@ class MetadataIndex(EvictionIndex):
         if request.priority is not None:  # clamped as every rule sees it
             request = replace(request, priority=self._clamped(request.priority))
         try:
-            return not self._rules.refuses(request, self._new_meta(request, size_tokens, depth_tokens))
+            probe = partial(self._new_meta, request, size_tokens, depth_tokens)
+            return not self._rules.refuses(request, depth_tokens, size_tokens, probe)
         except Exception as fault:
             self._fault(fault)
             return True
@@ -270,7 +272,7 @@ class MetadataIndex(EvictionIndex):
             self.hints.succeed(before.hints)
 
     def evicted(
-        self, handle: Handle, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1
+        self, handle: Handle, size_tokens: int, depth_tokens: int | None = None, identity: int = 0, units: int = 1
     ) -> None:
         super().evicted(handle, size_tokens, depth_tokens, identity, units)
         if self.ghosts is not None and handle.kvp is not None:

@@ -62,7 +62,7 @@ class PartitionedOrder:
         self._is_dynamic = False
         #: The partitions of each class and level by the key of their first unit; in victim order.
         self._heaps: list[LazyHeap[_Partition]] = [
-            LazyHeap(_first_key, KeyChange.STATIC) for _ in range((WITHIN_FLOOR + 1) * levels)
+            LazyHeap(_first_key, KeyChange.GROWS) for _ in range((WITHIN_FLOOR + 1) * levels)
         ]
 
     def add(self, handle: Handle) -> None:
@@ -226,8 +226,10 @@ class PartitionedOrder:
         top = partition.order.peek()
         if top is None:
             self._withdraw(partition)
-        elif partition.heap is None or top[0] != partition.first_key:
+        elif partition.heap is None or top[0] < partition.first_key:
             self._offer(partition, top[0])
+        else:
+            partition.first_key = top[0]
 
     def _refresh(self, heap: LazyHeap[_Partition]) -> None:
         """Evaluate the partitions that have waited longest: offering one puts it at the end of the iteration."""
@@ -252,9 +254,12 @@ class PartitionedOrder:
             while (best := heap.peek()) is not None:
                 key, partition = best
                 top = partition.order.peek()
-                if top is not None and top[0] == key:
+                if top is None:
+                    self._withdraw(partition)
+                elif top[0] == key:
                     return partition
-                self._reread(partition)
+                else:  # it rose: the heap will see
+                    partition.first_key = top[0]
         return None
 
 

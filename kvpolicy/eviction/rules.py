@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import Algorithm
@@ -63,7 +64,9 @@ class RuleBook:
         self._hints_at = len(rules) - 1 if rules and rules[-1].name == HINTS_RULE else len(rules)
         self._matches = [rule.match for rule in rules[: self._hints_at]]
         self.hold_expired: Callable[[Hold], None] | None = None  # told when a hold lost its last unit to its ttl
-        self.has_admission = any(rule.refuses is not None for rule in rules)
+        #: Those that decide whether something is cached: up to the last one that may refuse.
+        self._admission = rules[: max((at for at, rule in enumerate(rules, 1) if rule.refuses is not None), default=0)]
+        self.has_admission = bool(self._admission)
         self._clock = algorithm.clock
         self._algorithm = algorithm
         self._moved = moved
@@ -73,7 +76,7 @@ class RuleBook:
 
     def clear(self, pool_tokens: int) -> None:
         self.held_tokens = [0] * len(self.rules)  # of the units that each protects, their paths apart
-        self._expired_ms = -1  # the time up to which nothing is left to expire
+        self._next_expiry_ms: float = inf  # nothing expires before
         self._expiry.clear()
         self._budgets = [
             None
@@ -96,21 +99,25 @@ class RuleBook:
             if rule.is_retain
         }
 
-    def refuses(self, request: RequestInfo, probe: UnitMeta) -> bool:
-        """Whether the first rule that matches the unit to be says ``admit: never``."""
-        for rule in self.rules:
+    def refuses(self, request: RequestInfo, depth_tokens: int, size_tokens: int, probe: Callable[[], UnitMeta]) -> bool:
+        """Whether the first rule that matches the unit to be says ``admit: never``. ``probe`` makes its metadata, for
+        rules that look at it."""
+        meta = None
+        for rule in self._admission:
             if rule.refuses is not None:
-                if rule.refuses(request, probe.depth_tokens, probe.size_tokens):
+                if rule.refuses(request, depth_tokens, size_tokens):
                     return True
-            elif rule.match(probe, self._clock):
-                return False
+            else:
+                meta = meta or probe()
+                if rule.match(meta, self._clock):
+                    return False
         return False
 
     def run(self, handle: Handle) -> None:
         """The unit was inserted or touched: end what is over, then let the first matching rule act. A run is divided
         where rules tell its units apart."""
         meta = handle.kvp
-        if self._clock.now_ms != self._expired_ms:
+        if self._clock.now_ms >= self._next_expiry_ms:
             self.expire()
         while True:
             outcome, units = self._outcome_of_last(meta)
@@ -199,16 +206,16 @@ class RuleBook:
             self._resume_hold(handle, meta)
 
     def expire(self) -> None:
-        """End every protection whose time is over. Free while the time stands still: a ttl is above 0."""
+        """End every protection whose time is over."""
         expiry, now_ms = self._expiry, self._clock.now_ms
-        if now_ms == self._expired_ms:
+        if now_ms < self._next_expiry_ms:
             return
-        while expiry and (top := expiry.peek()) is not None and top[0] <= now_ms:
+        while (top := expiry.peek()) is not None and top[0] <= now_ms:
             handle = top[1]
             self.unprotect(handle, EXPIRED)
             if handle.kvp.hold_expiry_ms is not None:
                 self._resume_hold(handle, handle.kvp)
-        self._expired_ms = now_ms
+        self._next_expiry_ms = inf if top is None else top[0]
 
     def unprotect(self, handle: Handle, why: str = "") -> None:
         meta = handle.kvp
@@ -298,6 +305,7 @@ class RuleBook:
             if budget is not None:
                 budget.check()
         self._expiry.check()
+        assert all(self._next_expiry_ms <= _expiry_ms(handle) for handle in self._expiry), "a time that would be missed"
         if self._hints_at < len(self.rules):
             held: dict[Hold, int] = {}
             for member in self._budgets[self._hints_at].members:  # type: ignore[union-attr]
@@ -340,6 +348,7 @@ class RuleBook:
     def _set_expiry(self, handle: Handle, meta: UnitMeta, expiry_ms: int | None) -> None:
         if expiry_ms is not None:  # the same rule's ttl, and a clock that never goes back: it only moves later
             meta.expiry_ms = max(expiry_ms, meta.expiry_ms or 0)
+            self._next_expiry_ms = min(self._next_expiry_ms, expiry_ms)
             self._expiry.add(handle)
 
     def _touch_member(self, handle: Handle, meta: UnitMeta) -> None:

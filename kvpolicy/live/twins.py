@@ -168,7 +168,9 @@ class TwinIndex:
         """The victim was removed before, so its twin is not known any more; the order compares keys alone."""
         return bool(self.inner.follow(self._last_victim, self.twins[unit]))
 
-    def evicted(self, unit: Any, size_tokens: int, depth_tokens: int = 0, identity: int = 0, units: int = 1) -> None:
+    def evicted(
+        self, unit: Any, size_tokens: int, depth_tokens: int | None = None, identity: int = 0, units: int = 1
+    ) -> None:
         twin = self._last_victim = self.twins[unit]
         self.inner.evicted(twin, size_tokens, depth_tokens, identity, units)
 

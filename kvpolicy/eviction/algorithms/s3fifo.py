@@ -182,8 +182,9 @@ class S3Queues:
         top = self.peek()
         if top is None:
             return None
-        self.discard(top[1])
-        return top[1]
+        handle = top[1]
+        (self._main if handle.kvp.state.main else self._small).discard(handle)
+        return handle
 
     def precedes(self, handle: Handle, victim: Handle) -> bool:
         state, last = handle.kvp.state, victim.kvp.state
@@ -200,16 +201,18 @@ class S3Queues:
         state, size_tokens = meta.state, meta.size_tokens
         if state.others is not None:
             return 1
-        small, resident, units = algorithm.small_tokens, algorithm.resident_tokens, 1
-        is_other_queue_empty = not (self._small if state.main else self._main)
-        while units < most:
-            resident -= size_tokens
-            if not state.main:
-                small -= size_tokens
-            if not is_other_queue_empty and (small > algorithm.small_share * resident) is state.main:
-                break
-            units += 1
-        return units
+        if not (self._small if state.main else self._main):
+            return most
+        small, resident, share = algorithm.small_tokens, algorithm.resident_tokens, algorithm.small_share
+
+        def is_next(units: int) -> bool:
+            """Whether this queue is still the one to look at when so many went; it never comes back to it."""
+            gone = units * size_tokens
+            return (small - (0 if state.main else gone) > share * (resident - gone)) is not state.main
+
+        if is_next(most - 1):
+            return most
+        return next(units for units in range(1, most) if not is_next(units))
 
     def clear(self) -> None:
         self._small.clear()
