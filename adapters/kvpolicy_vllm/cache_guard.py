@@ -54,14 +54,14 @@ class CacheGuard:
     def arrive(self, request: Any) -> None:
         """A request reached the scheduler: it counts, and moves the policy's time."""
         try:
-            self._state(request)
+            state_of(request, self.units.index.clock)
         except Exception:
             self._fault("arrive", "the policy failed to read a request's arrival")
 
     def enter(self, request: Any) -> None:
         """`request` gets blocks now, until `leave`."""
         try:
-            self._request = self._state(request)
+            self._request = state_of(request, self.units.index.clock)
         except Exception:
             self._fault("request", "the policy failed to read a request")
 
@@ -77,29 +77,30 @@ class CacheGuard:
         state, self._request = self._request, None
         if state is not None and is_served:
             state.is_counted = True  # a request that is preempted will match its own blocks
-            self._count_hit(state)
+            if state.matched:
+                self._count_hit(state)
             if not state.is_asked:
                 state.is_asked = True
                 tokens, salt = self.units.block_tokens, state.info.cache_salt
                 self.active.traffic.asked(state.prompt_tokens, state.matched_tokens, tokens, salt)
 
     def _count_hit(self, state: RequestState) -> None:
-        if state.matched:
-            blocks, state.matched = state.matched, None
-            state.matched_tokens = len(blocks) * self.units.block_tokens
-            if not self._is_stale:
-                try:
-                    self.units.hit(blocks, state.info)
-                except Exception:
-                    self._fault("touch", "the policy failed on a hit")
+        blocks, state.matched = state.matched or [], None
+        state.matched_tokens = len(blocks) * self.units.block_tokens
+        if not self._is_stale:
+            try:
+                self.units.hit(blocks, state.info)
+            except Exception:
+                self._fault("touch", "the policy failed on a hit")
 
     def admits(self, request: Any) -> bool:
         """Whether the request's blocks may be cached; decided at its first ones. A fault admits, as vLLM does."""
         if self.is_retired:
             return True
         try:
-            state = self._request or self._state(request)
-            self._count_hit(state)
+            state = self._request or state_of(request, self.units.index.clock)
+            if state.matched:
+                self._count_hit(state)
             if state.is_admitted is None:
                 new_tokens = max(0, state.prompt_tokens - state.matched_tokens)
                 state.is_admitted = self.units.index.admit(state.info, state.prompt_tokens, new_tokens)
@@ -108,15 +109,12 @@ class CacheGuard:
             self._fault("admit", "the policy failed to decide an admission")
             return True
 
-    def _state(self, request: Any) -> RequestState:
-        return state_of(request, self.units.index.clock)
-
     # -- blocks --
 
     def cached(self, request: Any, blocks: Sequence[Any], start: int, stop: int) -> None:
         if not self._is_stale:
             try:
-                state = self._request or self._state(request)
+                state = self._request or state_of(request, self.units.index.clock)
                 self.units.cached(blocks, start, stop, state.info, state.prompt_tokens)
             except Exception:
                 self._fault("insert", "the policy failed on new blocks")
@@ -150,7 +148,8 @@ class CacheGuard:
         start_s = time.perf_counter()
         try:
             blocks = self.units.victims(count)
-            self._warn()
+            if self.units.index.counters.fallbacks and not self._warned:
+                self._warn()
             return blocks
         except Exception:
             self._fault("evict", "the policy failed to name its victims")
@@ -198,7 +197,7 @@ class CacheGuard:
         return True
 
     def _warn(self) -> None:
-        counters = self.units.index.counters
-        if counters.fallbacks and not self._warned:  # counted by the index, which answered in vLLM's order
-            self._warned = True
-            logger.warning("kvpolicy: the policy failed: %s (further ones are counted only)", counters.last_fault)
+        """The index survived a fault of the policy, counted it and answered in vLLM's order."""
+        self._warned = True
+        fault = self.units.index.counters.last_fault
+        logger.warning("kvpolicy: the policy failed: %s (further ones are counted only)", fault)

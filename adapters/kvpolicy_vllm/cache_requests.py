@@ -42,35 +42,32 @@ def state_of(request: Any, clock: PolicyClock) -> RequestState:
 
 def info_of(request: Any) -> RequestInfo:
     """What a policy may know of it."""
+    extra_args = getattr(getattr(request, "sampling_params", None), "extra_args", None)  # the client's `vllm_xargs`
+    hints = getattr(request, HINTS_KEY, None)  # where this version carries an envelope, its front end may not take one
+    priority = getattr(request, "priority", None)
+    if not isinstance(priority, int) or not priority:  # vLLM cannot tell 0 from not given
+        priority = None
+    if extra_args:
+        given = extra_args.get(PRIORITY_KEY)
+        if isinstance(given, int) and not isinstance(given, bool):
+            priority = given
+        if hints is None:
+            hints = extra_args.get(HINTS_KEY)
     salt, lora = getattr(request, "cache_salt", None), getattr(request, "lora_request", None)
     session_id = getattr(request, "session_id", None)
     info = _shared(
         salt and _text(salt),
-        _priority(request),
+        priority,
         session_id and _text(session_id),
         None if lora is None else _text(getattr(lora, "lora_name", None)),
     )
-    own = getattr(request, HINTS_KEY, None)  # where this version carries an envelope, its front end may not take one
-    hints = read_envelope(_extra_args(request).get(HINTS_KEY) if own is None else own)
-    return info if hints is None else replace(info, hints=hints)
+    if hints is not None and (envelope := read_envelope(hints)) is not None:
+        return replace(info, hints=envelope)
+    return info
 
 
 #: Requests of one tenant and priority share their facts.
 _shared = lru_cache(maxsize=1024)(RequestInfo)
-
-
-def _priority(request: Any) -> int | None:
-    """The number that the client gave for the policy, else the request's own. vLLM cannot tell 0 from not given."""
-    given = _extra_args(request).get(PRIORITY_KEY)
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
-    priority = getattr(request, "priority", None)
-    return priority if isinstance(priority, int) and priority else None
-
-
-def _extra_args(request: Any) -> dict[str, Any]:
-    """What the client gave as `vllm_xargs`."""
-    return getattr(getattr(request, "sampling_params", None), "extra_args", None) or {}
 
 
 def _text(value: Any) -> str | None:

@@ -6,15 +6,18 @@ Nothing here imports vLLM.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
 
 from kvpolicy.eviction.base import UnitMeta
 
-__all__ = ["Run", "Runs", "content_key", "content_keys"]
+__all__ = ["Run", "Runs", "block_hash_of", "content_key", "content_keys"]
 
 
-_block_hash, _ref_cnt = attrgetter("block_hash"), attrgetter("ref_cnt")
+#: What the property `block_hash` of a block gives, without a call of Python's for every block.
+block_hash_of = attrgetter("_block_hash")
+_ref_cnt = attrgetter("ref_cnt")
 
 
 class Run:
@@ -67,7 +70,7 @@ class Run:
     def count_evictable(self, most: int) -> int:
         """How many blocks from the end, up to `most`, are free and hold their content; the null block never does."""
         blocks, hashes = self.blocks[-most:], self.hashes[-most:]
-        if list(map(_block_hash, blocks)) == hashes and not any(map(_ref_cnt, blocks)):
+        if list(map(block_hash_of, blocks)) == hashes and not any(map(_ref_cnt, blocks)):
             return len(blocks)
         count = 0
         while blocks and not blocks[-1].ref_cnt and blocks.pop().block_hash == hashes.pop():
@@ -158,14 +161,14 @@ class Runs(dict[bytes, Run]):
         """Whether what the run continues is still resident."""
         return run.parent is not None and self.get(run.parent.hashes[-1]) is run.parent
 
-    def new_ones(self, hashes: Sequence[bytes | None]) -> list[bytes]:
-        """Those before the first that is missing or known; the first one is neither."""
-        new: list[bytes] = []
-        for block_hash in hashes:
-            if block_hash is None or block_hash in self:
-                break
-            new.append(block_hash)
-        return new
+    def enter(self, run: Run) -> None:
+        """Put a new run under its contents, of which the first is new; it loses those from the first known one on."""
+        holders = list(map(self.setdefault, run.hashes, repeat(run)))  # in one pass: it runs for every block
+        if holders.count(run) < len(holders):
+            known = next(at for at, holder in enumerate(holders) if holder is not run)
+            for block_hash, holder in zip(run.trim(len(holders) - known), holders[known:], strict=True):
+                if holder is run:
+                    del self[block_hash]
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes:

@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from kvpolicy.eviction.base import RequestInfo
 from kvpolicy.eviction.index import EvictionIndex
 
-from .cache_runs import Run, Runs, content_key, content_keys
+from .cache_runs import Run, Runs, block_hash_of, content_key, content_keys
 
 __all__ = ["CachedUnits"]
 
 _NOBODY = RequestInfo()
+_block_id = attrgetter("block_id")
 
 
 class CachedUnits:
@@ -45,13 +47,17 @@ class CachedUnits:
         """Tell `index` from now on: an :class:`EvictionIndex`, or what stands for one during a swap and after it."""
         self.index = self.runs.index = index
         index.divider = self.runs.divide
+        # What holds as long as it is told: asked for once.
+        self._needs_events, self._needs_content_key = index.needs_events, index.needs_content_key
+        self._takes_runs, self._names_units = index.takes_runs, index.names_units
 
     # -- what the pool tells --
 
     def cached(self, blocks: Sequence[Any], start: int, stop: int, info: RequestInfo, prompt_tokens: int) -> None:
         """`blocks[start:stop]` of one request got their hashes; null or skipped blocks among them have none."""
         runs, index = self.runs, self.index
-        hashes = [block.block_hash for block in blocks[start:stop]]
+        cached = list(blocks[start:stop])
+        hashes = list(map(block_hash_of, cached))
         prompt_end = prompt_tokens // self.block_tokens  # output begins with the block that holds its first token
         above = blocks[start - 1].block_hash if start else None
         at = start
@@ -59,30 +65,30 @@ class CachedUnits:
             block_hash = hashes[at - start]
             if block_hash is None or block_hash in runs:
                 if block_hash is not None:
-                    self._add_copy(block_hash, blocks[at])
+                    self._add_copy(block_hash, cached[at - start])
                 above = block_hash
                 at += 1
                 continue
-            end = stop if at >= prompt_end else min(stop, prompt_end)
-            new = hashes[at - start : end - start]
-            if not all(new) or not runs.keys().isdisjoint(new):
-                new = runs.new_ones(new)
+            is_output = at >= prompt_end
+            end = (stop if is_output else min(stop, prompt_end)) - start
+            new = hashes[at - start : end]
+            if None in new:
+                del new[new.index(None) :]
             keys: Sequence[int] = ()
-            if not index.takes_runs:
-                new = new[:1]
-            elif index.names_units and len(new) > 1:
+            if not self._takes_runs:
+                del new[1:]
+            elif self._names_units and len(new) > 1:
                 keys = content_keys(new)
-                alike = index.alike(keys)
-                new, keys = new[:alike], keys[1:alike]
-            end = at + len(new)
+                del new[index.alike(keys) :]
             self._tick += len(new)
-            run = Run(new, list(blocks[at:end]), runs.ending_at(above), self._tick, info.priority or 0)
-            runs.update(dict.fromkeys(new, run))
+            own = cached[at - start : at - start + len(new)]
+            run = Run(new, own, runs.ending_at(above), self._tick, info.priority or 0)
+            runs.enter(run)
             if run.parent is not None:
                 self._add_child(run.parent)
-            if index.needs_events:
-                self._stamp(run, info, end * self.block_tokens, at >= prompt_end, keys)
-            above, at = new[-1], end
+            at, above = at + len(new), new[-1]
+            if self._needs_events:
+                self._stamp(run, info, at * self.block_tokens, is_output, keys[1 : len(new)])
 
     def hit(self, blocks: Sequence[Any], info: RequestInfo) -> None:
         """One request's match reached the end of `blocks`: its blocks from the root on, in use now."""
@@ -207,10 +213,7 @@ class CachedUnits:
                 run = None
                 continue
             going = run.blocks[: -units - 1 : -1]
-            meta = index.meta(run)
-            depth_tokens = 0 if meta is None else meta.depth_tokens
-            identity = hash(tuple([block.block_id for block in going]))
-            index.evicted(run, units * self.block_tokens, depth_tokens, identity, units)
+            index.evicted(run, units * self.block_tokens, None, sum(map(_block_id, going)), units)
             if index.ghosts is not None:
                 index.ghosts.name(map(content_key, run.hashes[-units:]))
             blocks += going
@@ -352,7 +355,7 @@ class CachedUnits:
         self._tick += 1
         run = Run([block.block_hash], [block], None, self._tick, 0)
         self.runs[block.block_hash] = run
-        if self.index.needs_events:
+        if self._needs_events:
             self._stamp(run, _NOBODY, self.depth_tokens(block), False, ())
         return run
 
@@ -362,7 +365,7 @@ class CachedUnits:
 
     def _stamp(self, run: Run, info: RequestInfo, depth_tokens: int, is_output: bool, following: Sequence[int]) -> None:
         index = self.index
-        key = content_key(run.hashes[0]) if index.needs_content_key else None
+        key = content_key(run.hashes[0]) if self._needs_content_key else None
         if not following and index.ghosts is not None and len(index.ghosts):
             following = content_keys(run.hashes[1:])
         index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks), following)
@@ -371,7 +374,7 @@ class CachedUnits:
         """Forget the last `units`, not all of them."""
         going = run.trim(units)
         self.runs.forget(going)
-        self.index.trim(run, units, content_key(going[0]) if self.index.needs_content_key else None)
+        self.index.trim(run, units, content_key(going[0]) if self._needs_content_key else None)
 
     def _remove(self, run: Run) -> Run | None:
         """Forget the run; its parent, if that is evictable now."""
