@@ -2,7 +2,7 @@
 
     python benchmarks/swap.py                                     # 100,000 leaves, every pair below
     python benchmarks/swap.py --leaves 41000 --pairs lru:gdsf --repeats 9
-    python benchmarks/swap.py --pairs lru:gdsf --units 260:130    # the same slices in every repeat
+    python benchmarks/swap.py --pairs lru:gdsf --units 260        # the same slices in every repeat
 
 A flat tree of evictable leaves under the first policy, churned (see eviction_index.py). Then a swap to the second one
 as a server does it, 20 touches through lock and unlock between two slices, which both indexes are fed:
@@ -17,8 +17,8 @@ as a server does it, 20 touches through lock and unlock between two slices, whic
 ``touch us``   lock + unlock of one leaf: before, while both indexes are fed, and after
 
 Times are CPU times of the thread. What lives at the start is frozen, as SGLang and vLLM can do once they are up. With
-``--units`` slices have so many units, after the colon those from LARGE_UNITS on, instead of going by time; each counts
-with the least time that it took in all repeats, so that other work on the machine, which costs caches, shows less.
+``--units`` slices have so many units instead of going by time; each counts with the least time that it took in all
+repeats, so that other work on the machine, which costs caches, shows less.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from eviction_index import UNIT_TOKENS, Leaf, Pool, cpu_name, loop_ms, policies
 from kvpolicy.eviction import CompiledEviction
 from kvpolicy.live.off import Retirement
 from kvpolicy.live.preparation import Both, Preparation
-from kvpolicy.live.slices import FIRST_UNITS, LARGE_UNITS, CollectionsPutOff, next_units
+from kvpolicy.live.slices import FIRST_UNITS, CollectionsPutOff, next_units
 
 PAIRS = ("lru:lru", "lru:rules+tenants", "rules+tenants:gdsf", "gdsf:rules+tenants", "rules+tenants:lru")
 TOUCHES = 20
@@ -103,22 +103,20 @@ def touches(pool: Pool) -> float:
     return timed(lambda: [pool.use(pool.rng.choice(pool.leaves)) for _ in range(TOUCHES)])[0] / TOUCHES
 
 
-def slices(of: Preparation | Retirement, fixed: tuple[int, int] | None = None) -> Iterator[float]:
+def slices(of: Preparation | Retirement, fixed: int | None = None) -> Iterator[float]:
     """Seconds of one after the other, each of as many units as the last one's time says, or of ``fixed``."""
     units, more = FIRST_UNITS, True
     while more:
         if fixed is not None and isinstance(of, Preparation):
-            units = fixed[of.known_units >= LARGE_UNITS]
+            units = fixed
         took, more = timed(lambda: of.step(units))  # noqa: B023
         yield took
-        if isinstance(of, Retirement):
+        if isinstance(of, Retirement) or not of.was_cut_short:
             units = next_units(units, took)
-        elif not of.was_cut_short:
-            units = next_units(units, took, of.known_units)
 
 
 def swap(
-    first: CompiledEviction, second: CompiledEviction, leaves: int, fixed: tuple[int, int] | None = None
+    first: CompiledEviction, second: CompiledEviction, leaves: int, fixed: int | None = None
 ) -> dict[str, list[float]]:
     pool = Pool(first, leaves)
     gc.collect()
@@ -165,23 +163,19 @@ def main() -> None:
     parser.add_argument("--leaves", type=int, default=100_000)
     parser.add_argument("--pairs", default=",".join(PAIRS), help="first:second, separated by commas")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--units", metavar="N:M", help="units of a slice, and from LARGE_UNITS on")
+    parser.add_argument("--units", type=int, help="of every slice")
     args = parser.parse_args()
     print(f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}")
     print(f"python {shlex.join(sys.argv)}")
     print(f"1M loop turns: {loop_ms():.0f} ms (about 40 on an idle current core)")
     known = policies()
-    fixed = None
-    if args.units:
-        first_units, later_units = map(int, args.units.split(":"))
-        fixed = first_units, later_units
     header = f"{'swap':<28}{'slice ms':>20}{'commit ms':>11}{'retire ms':>11}{'gc ms':>12}{'slices':>8}{'cpu s':>7}"
     header += "   touch us"
     print(f"\n{args.leaves} leaves, {args.repeats} repeats\n{header}")
     for pair in args.pairs.split(","):
         first, second = pair.split(":")
-        runs = [swap(known[first], known[second], args.leaves, fixed) for _ in range(args.repeats)]
-        if fixed is None:
+        runs = [swap(known[first], known[second], args.leaves, args.units) for _ in range(args.repeats)]
+        if args.units is None:
             all_slices, of_swaps = [took for run in runs for took in run["slice"]], args.repeats
         else:
             all_slices, of_swaps = [min(same) for same in zip(*(run["slice"] for run in runs), strict=True)], 1

@@ -27,6 +27,8 @@ LOST_AFTER_REQUESTS = 10_000
 
 #: Smaller dictionaries grow in less than 1 ms; one of 87,381 takes 2 to 4.
 _LARGE_DICT = 20_000
+#: From so small a share below its size on, one may grow.
+_EARLIER = 16
 
 _END = object()
 _Index = Any  # EvictionIndex | TwinIndex: one interface
@@ -100,11 +102,6 @@ class Preparation:
     def is_ready(self) -> bool:
         """Whether the new index holds every resident unit."""
         return self._walk is None and self.fault is None
-
-    @property
-    def known_units(self) -> int:
-        """Of the new index, so far."""
-        return len(self.index) if self._twins is None else len(self._twins)
 
     def step(self, units: int) -> bool:
         """Bring in up to ``units`` more (a path is not cut short); whether there is more to do."""
@@ -194,10 +191,17 @@ class Preparation:
                 self.index.add(unit)
 
     def _short_of_growth(self, units: int) -> int:
-        """Fewer where a large dictionary is about to grow, which takes longer than a slice may by itself."""
-        if _room(len(self.index)) < len(self._adopted):
+        """Fewer where a large dictionary is about to grow, which takes nearly as long as a slice may by itself.
+
+        One whose units are offered again and again meanwhile is full before it has as many: a few slices earlier.
+        """
+        room = _room(len(self.index))
+        if room < len(self._adopted):
             return min(units, LEAST_UNITS)
-        return min(units, _room(self.known_units) or LEAST_UNITS)
+        if room < len(self.index) // _EARLIER:
+            units = min(units, 2 * LEAST_UNITS)
+        known = len(self.index) if self._twins is None else len(self._twins)
+        return min(units, _room(known) or LEAST_UNITS)
 
     def _adopt_path(self, unit: Any) -> None:
         """Adopt the unit after those above it that are not yet."""

@@ -10,12 +10,10 @@ import gc
 import time
 from typing import Any
 
-__all__ = ["FIRST_UNITS", "LARGE_UNITS", "LEAST_UNITS", "MOST_UNITS", "CollectionsPutOff", "next_units"]
+__all__ = ["FIRST_UNITS", "LEAST_UNITS", "MOST_UNITS", "CollectionsPutOff", "next_units"]
 
-#: What a slice may take on the slowest rank; 5 ms is the aim for all that happens in one.
+#: What a slice may take on the slowest rank. One in which a dictionary grows takes as long again; 5 ms is the aim.
 SLICE_S = 0.002
-#: In an index of so many units or more, where one dictionary that grows takes 3 ms by itself.
-LARGE_UNITS, LARGE_SLICE_S = 43_000, 0.001
 FIRST_UNITS = 64
 LEAST_UNITS, MOST_UNITS = 32, 4096
 
@@ -24,11 +22,9 @@ FORGOTTEN_S, LONGEST_S = 5.0, 60.0
 _NEVER = 1 << 30
 
 
-def next_units(units: int, slowest_s: float, known_units: int = 0) -> int:
-    """The units of the next slice, where one of ``units`` took the slowest rank so long; ``known_units``: of the index
-    that grows."""
-    aim_s = LARGE_SLICE_S if known_units >= LARGE_UNITS else SLICE_S
-    fit = int(units * aim_s / slowest_s) if slowest_s > 0 else MOST_UNITS
+def next_units(units: int, slowest_s: float) -> int:
+    """The units of the next slice, where one of ``units`` took the slowest rank so long."""
+    fit = int(units * SLICE_S / slowest_s) if slowest_s > 0 else MOST_UNITS
     return max(LEAST_UNITS, min(fit, 2 * units, MOST_UNITS))
 
 

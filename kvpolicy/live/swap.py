@@ -200,8 +200,7 @@ class LiveSwap:
             return self.slice_units
         slowest_s = max(told["slice_s"] for told in self._gather({"slice_s": self._slice_s}))
         if slowest_s > 0:
-            known_units = 0 if self._preparation is None else self._preparation.known_units
-            self._units = next_units(self._units, slowest_s, known_units)
+            self._units = next_units(self._units, slowest_s)
         return self._units
 
     def _one_slice(self, units: int) -> Answer:
