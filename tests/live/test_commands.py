@@ -196,6 +196,7 @@ class Interrupting(Stub):
             self.posted.append(("end", {}, None))
             self._answer(200, {"ended": True})
             if len(self.posted) > self.patience:
+                self.over.wait(0.5)  # raised while it closes this connection, an interrupt would be lost
                 self._interrupt()
             else:
                 self.over.set()
@@ -212,7 +213,9 @@ class Interrupting(Stub):
 
 @pytest.fixture
 def interrupting() -> Iterator[Any]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     yield from serve(type("Handler", (Interrupting,), {"posted": [], "over": threading.Event(), "patience": 1}))
+    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_ends_a_recording_and_loses_nothing(
