@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kvpolicy.live.doctor import examine
-from tests.live.asking import apply, load, post, tokens
+from tests.live.asking import apply, load, rollback, tokens
 from tests.programs import with_path
+from tests.soak.soak import documents
 from tools.environment import EngineEnv
 from tools.server import Server, run_server
 
@@ -21,13 +22,7 @@ pytestmark = pytest.mark.server
 
 POOL_TOKENS, PAGE_TOKENS = 1024, 16
 SWAPS = 20
-EVICTIONS: list[dict[str, Any]] = [
-    {"policy": "lru", "rules": [{"name": "hit", "match": "hits >= 2", "retain": {"weight": 8, "ttl": "2s"}}]},
-    {"score": "log1p(hits) / (1 + idle_s)"},
-    {"policy": "gdsf", "tenants": {"by": "cache_salt", "cap": "60%"}},
-    {"policy": "adaptive"},
-    {"policy": "sieve"},
-]
+DOCUMENTS = list(documents(PAGE_TOKENS).values())
 #: While the file is there, the second rank says that it evicted something else than it did.
 FAULT = """
 import os
@@ -46,13 +41,7 @@ EvictionIndex.evicted = other
 
 
 def document(number: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "kvpolicy/v1",
-        "kind": "KVPolicy",
-        "metadata": {"name": f"number-{number}"},
-        "cache": {"page_size": PAGE_TOKENS},
-        "eviction": EVICTIONS[number % len(EVICTIONS)],
-    }
+    return DOCUMENTS[number % len(DOCUMENTS)]
 
 
 def swapped(running: Server, number: int) -> list[str]:
@@ -107,4 +96,4 @@ def test_ranks_swap_together_and_evict_the_same(
         assert ranks[0] != ranks[1]
         assert "KVP704" in [finding.code for finding in examine([running.status()])]
         assert "the ranks evicted different units" in running.log()
-        assert post(running, "/kvpolicy/rollback", {})[0] == 200
+        assert rollback(running)[0] == 200
