@@ -24,7 +24,7 @@ try:
 except ImportError:  # the twin in .kv_quant serves
     triton = None
 
-__all__ = ["DecodeShape", "decode_attention", "launch_decode"]
+__all__ = ["SHAPES", "DecodeShape", "decode_attention", "launch_decode"]
 
 _MAX_SPLITS = 64
 
@@ -38,11 +38,10 @@ class DecodeShape(NamedTuple):
     num_warps: int = 2
     num_stages: int = 3
     scale_v: bool = False  # int8 values, not probabilities, take the scale
-    #: Codes become bf16 four at a time, in inline PTX. Compiled for sm_90, not yet run: for the benchmark to try.
-    packed: bool = False
+    packed: bool = False  # on CUDA, codes become bf16 four at a time, in inline PTX
 
 
-_DECODE = DecodeShape()
+SHAPES = {8: DecodeShape(), 4: DecodeShape(packed=True)}  # by bits
 
 if triton is not None:
 
@@ -290,7 +289,7 @@ def decode_attention(
     """:func:`.kv_quant.decode_attention` in Triton."""
     return launch_decode(
         q, layer.k_codes, layer.v_codes, layer.scales.view(torch.uint32), layer.encoding.bits, layer.scales.shape[2],
-        kv_indptr, kv_indices, sm_scale, logit_cap, _DECODE, out,
+        kv_indptr, kv_indices, sm_scale, logit_cap, SHAPES[layer.encoding.bits], out,
     )  # fmt: skip
 
 
