@@ -127,7 +127,7 @@ class Side:
         if self.name == "stock":
             return allocate(self.manager, request)
         cache_hooks._arriving(lambda *_: None, self.scheduler, request)
-        return cache_hooks._allocating(allocate, self.manager, request)
+        return cache_hooks.allocating(allocate)(self.manager, request)
 
     def window_us(self, operation: str, requests: int) -> float:
         """CPU us a block over that many requests."""

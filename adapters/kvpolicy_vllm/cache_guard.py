@@ -79,8 +79,8 @@ class CacheGuard:
             state.is_counted = True  # a request that is preempted will match its own blocks
             if state.matched:
                 self._count_hit(state)
-            if not state.is_asked:
-                state.is_asked = True
+            if not state.is_served:
+                state.is_served = True
                 tokens, salt = self.units.block_tokens, state.info.cache_salt
                 self.active.traffic.asked(state.prompt_tokens, state.matched_tokens, tokens, salt)
 

@@ -13,6 +13,7 @@ from kvpolicy.runtime.support import Verdict, refusal, yield_to_engine
 
 from . import hooks
 from .cache_guard import CacheGuard
+from .cache_requests import is_served
 from .cache_support import supported
 from .cache_units import CachedUnits
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOCK_REASON",
     "EvictionRefused",
+    "allocating",
     "attach",
     "install",
     "needs_index",
@@ -67,7 +69,7 @@ def patch() -> None:
 
     kv_cache_coordinator.BlockPool = PolicyBlockPool
     hooks.wrap(kv_cache_manager, "get_kv_cache_coordinator", _built)
-    hooks.wrap(kv_cache_manager.KVCacheManager, "allocate_slots", _allocating)
+    hooks.replace(kv_cache_manager.KVCacheManager, "allocate_slots", allocating)
     hooks.wrap(Scheduler, "add_request", _arriving)
 
 
@@ -155,17 +157,23 @@ def _built(original: Any, *args: Any, **kwargs: Any) -> Any:
     return coordinator
 
 
-def _allocating(original: Any, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    guard: CacheGuard | None = getattr(manager.block_pool, "guard", None)
-    if guard is None:
-        return original(manager, request, *args, **kwargs)
-    guard.enter(request)
-    blocks = None
-    try:
-        blocks = original(manager, request, *args, **kwargs)
-        return blocks
-    finally:
-        guard.leave(blocks is not None)
+def allocating(original: Any) -> Any:
+    """In place of `KVCacheManager.allocate_slots`, which runs for every request in every step: once a request has its
+    first blocks, all it costs is the look whether it has them."""
+
+    def allocate_slots(manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        guard: CacheGuard | None = getattr(manager.block_pool, "guard", None)
+        if guard is None or is_served(request):
+            return original(manager, request, *args, **kwargs)
+        guard.enter(request)
+        blocks = None
+        try:
+            blocks = original(manager, request, *args, **kwargs)
+            return blocks
+        finally:
+            guard.leave(blocks is not None)
+
+    return allocate_slots
 
 
 def _arriving(original: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from kvpolicy.eviction.base import PolicyClock, RequestInfo
 from kvpolicy.eviction.envelope import HINTS_KEY, read_envelope
 
-__all__ = ["PRIORITY_KEY", "RequestState", "info_of", "state_of"]
+__all__ = ["PRIORITY_KEY", "RequestState", "info_of", "is_served", "state_of"]
 
 #: In `vllm_xargs` of a request (`SamplingParams.extra_args`): its priority for the policy alone.
 PRIORITY_KEY = "kvpolicy_priority"
@@ -24,7 +24,7 @@ class RequestState:
     info: RequestInfo
     prompt_tokens: int
     is_counted: bool = False  # its prefix match is known, counted once however often it is preempted
-    is_asked: bool = False  # counted in the traffic
+    is_served: bool = False  # it got its first blocks, and is counted in the traffic
     matched: list[Any] | None = None  # the blocks of its match, until they are counted
     matched_tokens: int = 0
     is_admitted: bool | None = None  # None: not decided yet
@@ -38,6 +38,12 @@ def state_of(request: Any, clock: PolicyClock) -> RequestState:
         setattr(request, _ATTRIBUTE, state)
         clock.arrive(int(request.arrival_time * 1000))
     return state
+
+
+def is_served(request: Any) -> bool:
+    """Whether nothing more is to be learned from its allocations."""
+    state: RequestState | None = getattr(request, _ATTRIBUTE, None)
+    return state is not None and state.is_served
 
 
 def info_of(request: Any) -> RequestInfo:

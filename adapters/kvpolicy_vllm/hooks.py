@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["verify", "wrap"]
+__all__ = ["replace", "verify", "wrap"]
 
 
 class _Hook(NamedTuple):
@@ -20,10 +20,19 @@ _hooks: list[_Hook] = []
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace `owner.name` by `around(original, ...)`; a second time does nothing.
+    """Replace `owner.name` by `around(original, ...)`. A class method's `around` is called with `(original, cls, ...)`,
+    where `original` takes the class too. See :func:`replace`."""
 
-    `owner` is a module or a class; static and class methods stay what they are. A class method's `around` is called
-    with `(original, cls, ...)`, where `original` takes the class too. SystemExit if there is no such name.
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: around(original, *args, **kwargs)
+
+    replace(owner, name, make)
+
+
+def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `owner.name` by `make(original)`, one call less than :func:`wrap`; a second time does nothing.
+
+    `owner` is a module or a class; static and class methods stay what they are. SystemExit if there is no such name.
     """
     if any(hook.owner is owner and hook.name == name for hook in _hooks):
         return
@@ -35,11 +44,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         ) from None
     kind = type(found) if isinstance(found, (staticmethod, classmethod)) else None
     original = found.__func__ if kind else found
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
+    wrapper = functools.wraps(original)(make(original))
     setattr(owner, name, kind(wrapper) if kind else wrapper)
     _hooks.append(_Hook(owner, name, found))
 
