@@ -5,7 +5,8 @@
 #     benchmarks/on_gpu.sh sglang-ranks MODEL OUT   # the same, with two GPUs
 #     benchmarks/on_gpu.sh vllm MODEL OUT           # in one with vLLM and kvpolicy
 #
-# MODEL is a folder with real weights (SmolLM2-135M will do): fidelity measures them. Each step has a limit, and writes
+# MODEL is a folder with real weights (SmolLM2-135M will do): fidelity measures them. For sglang-ranks its heads must be
+# divisible by two, which SmolLM2's nine are not, and a random one will do (add `--load-format dummy` there). Each step has a limit, and writes
 # OUT/STEP.log; the summary at the end names every step with its exit code and seconds. DRY=1 prints the commands,
 # STEPS="cascade shadows" runs these alone, PYTHON=python3 names the interpreter.
 set -u

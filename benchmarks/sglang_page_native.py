@@ -10,7 +10,8 @@ tokens are nearly alike: compared are the ids up to there, the log probabilities
 choice was where they part. The exit code is 1 where it was further ahead than log probabilities differ elsewhere
 (`--slack` times), or where the server did not plan by pages.
 
-`--decode BATCH,CONTEXT`: beside that, the time of a decode step with so many requests of so many tokens, in turn.
+`--decode BATCH,CONTEXT`, as often as wanted: beside that, the time of a decode step with so many requests of so many
+tokens, in turn.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ cache: {{page_size: {page}}}
 backend: {{attention: flashinfer, page_native: true}}
 """
 PREFIX_TOKENS, NEW_TOKENS = 700, 32
-STEPS = (8, 72)  # output tokens of two runs whose difference is decode steps
+STEPS = (8, 200)  # output tokens of two runs whose difference is decode steps
 
 
 class Answer(NamedTuple):
@@ -159,8 +160,8 @@ def one_page_size(page: str, command: list[str], folder: Path, args: argparse.Na
         if planned != int(page) or fallbacks or conflicts:
             print(f"page {page}: planned with pages of {planned}, fallbacks {fallbacks}, conflicts {conflicts}")
             failed = True
-        if args.decode:
-            batch, context = map(int, args.decode.split(","))
+        for case in args.decode:
+            batch, context = map(int, case.split(","))
             measure_decode(page, sides, batch, context, args.vocabulary, args.rounds)
         return failed
     finally:
@@ -174,7 +175,7 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--pages", default="16,64")
     parser.add_argument("--vocabulary", type=int, default=40_000)
-    parser.add_argument("--decode", metavar="BATCH,CONTEXT", default="")
+    parser.add_argument("--decode", metavar="BATCH,CONTEXT", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slack", type=float, default=4.0)
     parser.add_argument("--port", type=int, default=31_700)

@@ -197,7 +197,9 @@ def report(sides: list[Side]) -> dict[str, Any]:
 
 
 def start_all(sides: list[Side], command: list[str], start_s: float) -> None:
-    """Start every server, and wait until all of them are healthy."""
+    """Start every server, and wait until all of them are healthy. From now on SIGTERM ends this program as an exception
+    does, so that its servers end too: `timeout` sends it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     for side in sides:
         side.start(command, dict(os.environ))

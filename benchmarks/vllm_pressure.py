@@ -8,8 +8,10 @@ asked in turn, so that a change of the machine's mood hits all of them alike. Pr
 side. Each side first fills its pool: ``--windows`` windows at most count as unpressured while no cached block is lost;
 then as many with the pool full. What follows ``--`` are vLLM's engine arguments, given to every side.
 
-Printed: requests/s a window and side, medians, the 95 % bootstrap interval of the ratio to stock, whether greedy
-outputs asked one request at a time are equal (with stock against itself as the control), and the policy's counters.
+Printed: requests/s a window and side, medians, the 95 % bootstrap interval of the ratio to stock; over the rounds in
+which all pools were full, stock's total time over the side's, by the clock and by the engine's CPU time, bootstrapped
+over rounds, which a machine that swings disturbs least; whether greedy outputs asked one request at a time are equal
+(with stock against itself as the control), and the policy's counters.
 ``--out FILE`` keeps everything as JSON.
 """
 
@@ -94,6 +96,7 @@ class Side:
     facts: dict[str, Any] = field(default_factory=dict)
     idle: list[float] = field(default_factory=list)
     full: list[float] = field(default_factory=list)
+    times: dict[int, tuple[float, float]] = field(default_factory=dict)  # full rounds: seconds, and of CPU
 
     def start(self, model: str, engine_arguments: list[str]) -> None:
         command = [
@@ -161,6 +164,7 @@ def measure(sides: list[Side], args: argparse.Namespace) -> dict[str, Any]:
                 side.idle.append(rate)
             elif state == "full":
                 side.full.append(rate)
+                side.times[number] = told["s"], told["cpu_s"]
             last[side.name] = told["kvpolicy"]
             print(f"window {number:3d}  {side.name:14s} {rate:8.1f} requests/s  {state}", flush=True)
     return last
@@ -179,7 +183,25 @@ def report(sides: list[Side]) -> dict[str, Any]:
                 text += f"   {point:.3f} [{low:.3f}, {high:.3f}]"
         print(text)
         rows[side.name] = row
+    common = sorted(set.intersection(*(set(side.times) for side in sides)))
+    if common:
+        print(f"\n{len(common)} rounds, {stock.name}'s total time over the side's [95 % interval]: time, CPU time")
+        for side in sides:
+            both = [total_ratio([(stock.times[n][at], side.times[n][at]) for n in common]) for at in (0, 1)]
+            rows[side.name]["total_ratios"] = both
+            print(f"{side.name:14s}" + "".join("   {:.3f} [{:.3f}, {:.3f}]".format(*ratio) for ratio in both))
     return rows
+
+
+def total_ratio(rounds: list[tuple[float, float]], draws: int = 4000) -> tuple[float, float, float]:
+    """Of (stock's, the side's) times: the ratio of their sums with a bootstrap over rounds, seeded."""
+    rng = random.Random(0)
+
+    def of(drawn: list[tuple[float, float]]) -> float:
+        return sum(theirs for theirs, _ in drawn) / sum(ours for _, ours in drawn)
+
+    found = sorted(of(rng.choices(rounds, k=len(rounds))) for _ in range(draws))
+    return of(rounds), found[int(0.025 * draws)], found[int(0.975 * draws)]
 
 
 def measured(sides: list[Side], args: argparse.Namespace, engine_arguments: list[str]) -> dict[str, Any]:
