@@ -47,7 +47,7 @@ ENCODINGS: tuple[Encoding, ...] = (INT8, INT4)
 
 def shapes_of(bits: int) -> list[DecodeShape]:
     """Those that differ for it."""
-    return [shape for shape in SHAPES if bits == 8 or not (shape.scale_v or (bits == 16 and shape.packed))]
+    return [shape for shape in SHAPES if (bits == 8 or not shape.scale_v) and (bits == 4 or not shape.packed)]
 
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # slots, K, V

@@ -5,10 +5,10 @@
 #     benchmarks/on_gpu.sh sglang-ranks MODEL OUT   # the same, with two GPUs
 #     benchmarks/on_gpu.sh vllm MODEL OUT           # in one with vLLM and kvpolicy
 #
-# MODEL is a folder with real weights (SmolLM2-135M will do): fidelity measures them. For sglang-ranks its heads must be
-# divisible by two, which SmolLM2's nine are not, and a random one will do (add `--load-format dummy` there). Each step has a limit, and writes
-# OUT/STEP.log; the summary at the end names every step with its exit code and seconds. DRY=1 prints the commands,
-# STEPS="cascade shadows" runs these alone, PYTHON=python3 names the interpreter.
+# MODEL is a folder with real weights (SmolLM2-135M will do): fidelity measures them. For sglang-ranks two GPUs must be able
+# to share its heads, which SmolLM2's nine are not; MORE="--load-format dummy --skip-tokenizer-init" takes one without weights.
+# Each step has a limit, and writes OUT/STEP.log; the summary at the end names every step with its exit code and seconds.
+# DRY=1 prints the commands, STEPS="cascade shadows" runs these alone, PYTHON=python3 names the interpreter.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 [ $# -eq 3 ] || { sed -n '2,11p' "$0"; exit 2; }
@@ -84,7 +84,7 @@ backend: {attention: flashinfer, cascade: auto}"
     ;;
 sglang-ranks)
     step rank-swaps 400 "$python" benchmarks/rank_swaps.py --model "$model" --logs "$out" -- --attention-backend triton \
-        --mem-fraction-static 0.5 --cuda-graph-max-bs 64 --disable-prefill-cuda-graph --max-running-requests 64
+        --mem-fraction-static 0.5 --cuda-graph-max-bs 64 --disable-prefill-cuda-graph --max-running-requests 64 ${MORE:-}
     ;;
 vllm)
     sides="--side stock --side again"

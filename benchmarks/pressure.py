@@ -8,6 +8,7 @@ import os
 import platform
 import random
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -58,12 +59,32 @@ def named_sides(given: list[str]) -> Iterable[tuple[str, str | None]]:
 def ratio_interval(ours: list[float], theirs: list[float], draws: int = 4000) -> tuple[float, float, float]:
     """``(median ratio, low, high)``: 95 % percentile bootstrap over windows, seeded."""
     rng = random.Random(0)
-    ratios = sorted(
+    ratios = [
         statistics.median(rng.choices(ours, k=len(ours))) / statistics.median(rng.choices(theirs, k=len(theirs)))
         for _ in range(draws)
-    )
-    point = statistics.median(ours) / statistics.median(theirs)
-    return point, ratios[int(0.025 * draws)], ratios[int(0.975 * draws)]
+    ]
+    return statistics.median(ours) / statistics.median(theirs), *_middle(ratios)
+
+
+def total_ratio(rounds: list[tuple[float, float]], draws: int = 4000) -> tuple[float, float, float]:
+    """The same of the sums of (stock's, the side's) times; the bootstrap draws rounds."""
+    rng = random.Random(0)
+
+    def of(drawn: list[tuple[float, float]]) -> float:
+        return sum(theirs for theirs, _ in drawn) / sum(ours for _, ours in drawn)
+
+    return of(rounds), *_middle([of(rng.choices(rounds, k=len(rounds))) for _ in range(draws)])
+
+
+def _middle(drawn: list[float]) -> tuple[float, float]:
+    """Between which 95 % of them are."""
+    drawn.sort()
+    return drawn[int(0.025 * len(drawn))], drawn[int(0.975 * len(drawn))]
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM ends this program as an exception does, so that its servers end too: `timeout` sends it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def outputs_alike(sides: Sequence[S], outputs: Callable[[S], list[list[int]]]) -> dict[str, str]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pressure import add_arguments, named_sides, outputs_alike, ratio_interval, run, split_arguments
+from pressure import add_arguments, end_on_sigterm, named_sides, outputs_alike, ratio_interval, run, split_arguments
 
 PROMPT_TOKENS, OUTPUT_TOKENS, BATCH, IN_FLIGHT = 16, 8, 128, 4
 
@@ -197,9 +197,8 @@ def report(sides: list[Side]) -> dict[str, Any]:
 
 
 def start_all(sides: list[Side], command: list[str], start_s: float) -> None:
-    """Start every server, and wait until all of them are healthy. From now on SIGTERM ends this program as an exception
-    does, so that its servers end too: `timeout` sends it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """Start every server, and wait until all of them are healthy."""
+    end_on_sigterm()
     started = time.monotonic()
     for side in sides:
         side.start(command, dict(os.environ))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pressure import machine, ratio_interval, split_arguments
+from pressure import end_on_sigterm, machine, ratio_interval, split_arguments
 
 from kvpolicy.language import load_policy
 from kvpolicy.live.client import LiveError, fetch_statuses
@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(own)
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # of `timeout`: the server must end too
+    end_on_sigterm()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

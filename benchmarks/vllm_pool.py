@@ -26,6 +26,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,30 +105,31 @@ class Side:
         )  # fmt: skip
 
     def turnover(self, request: Any) -> None:
-        pool, batch = self.pool, self.batch
-
-        def allocate(_manager: Any, request: Any) -> Any:
-            blocks = pool.get_new_blocks(batch)
-            pool.cache_full_blocks(request, blocks, 0, batch, BLOCK_TOKENS, 0)
-            return blocks
-
-        pool.free_blocks(reversed(self._served(request, allocate)))
+        self.pool.free_blocks(reversed(self._served(request, self._hooked[0])))
 
     def hit(self, request: Any) -> None:
-        pool = self.pool
+        self.pool.free_blocks(reversed(self._served(request, self._hooked[1])))
 
-        def allocate(_manager: Any, request: Any) -> Any:
-            blocks = [pool.get_cached_block(block_hash, [0])[0] for block_hash in request.block_hashes]
-            pool.touch(blocks)
-            return blocks + pool.get_new_blocks(1)
-
-        pool.free_blocks(reversed(self._served(request, allocate)))
+    @cached_property
+    def _hooked(self) -> list[Any]:
+        """Allocation for a turnover and for a hit, as the policy sees it."""
+        own = [self._take_new, self._take_known]
+        return own if self.name == "stock" else list(map(cache_hooks.allocating, own))
 
     def _served(self, request: Any, allocate: Any) -> Any:
-        if self.name == "stock":
-            return allocate(self.manager, request)
-        cache_hooks._arriving(lambda *_: None, self.scheduler, request)
-        return cache_hooks.allocating(allocate)(self.manager, request)
+        if self.name != "stock":
+            cache_hooks._arriving(lambda *_: None, self.scheduler, request)
+        return allocate(self.manager, request)
+
+    def _take_new(self, _manager: Any, request: Any) -> Any:
+        blocks = self.pool.get_new_blocks(self.batch)
+        self.pool.cache_full_blocks(request, blocks, 0, self.batch, BLOCK_TOKENS, 0)
+        return blocks
+
+    def _take_known(self, _manager: Any, request: Any) -> Any:
+        blocks = [self.pool.get_cached_block(block_hash, [0])[0] for block_hash in request.block_hashes]
+        self.pool.touch(blocks)
+        return blocks + self.pool.get_new_blocks(1)
 
     def window_us(self, operation: str, requests: int) -> float:
         """CPU us a block over that many requests."""

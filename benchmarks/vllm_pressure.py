@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pressure import add_arguments, named_sides, outputs_alike, ratio_interval, run, split_arguments
+from pressure import add_arguments, named_sides, outputs_alike, ratio_interval, run, split_arguments, total_ratio
 
 ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -191,17 +191,6 @@ def report(sides: list[Side]) -> dict[str, Any]:
             rows[side.name]["total_ratios"] = both
             print(f"{side.name:14s}" + "".join("   {:.3f} [{:.3f}, {:.3f}]".format(*ratio) for ratio in both))
     return rows
-
-
-def total_ratio(rounds: list[tuple[float, float]], draws: int = 4000) -> tuple[float, float, float]:
-    """Of (stock's, the side's) times: the ratio of their sums with a bootstrap over rounds, seeded."""
-    rng = random.Random(0)
-
-    def of(drawn: list[tuple[float, float]]) -> float:
-        return sum(theirs for theirs, _ in drawn) / sum(ours for _, ours in drawn)
-
-    found = sorted(of(rng.choices(rounds, k=len(rounds))) for _ in range(draws))
-    return of(rounds), found[int(0.025 * draws)], found[int(0.975 * draws)]
 
 
 def measured(sides: list[Side], args: argparse.Namespace, engine_arguments: list[str]) -> dict[str, Any]:

@@ -38,44 +38,12 @@ class DecodeShape(NamedTuple):
     num_warps: int = 2
     num_stages: int = 3
     scale_v: bool = False  # int8 values, not probabilities, take the scale
-    packed: bool = False  # on CUDA, codes become bf16 four at a time, in inline PTX
+    packed: bool = False  # on CUDA, int4 codes become bf16 four bytes at a time, in inline PTX
 
 
 SHAPES = {8: DecodeShape(), 4: DecodeShape(packed=True)}  # by bits
 
 if triton is not None:
-
-    @triton.jit
-    def _int8_numbers(codes: tl.tensor, FAST: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
-        """int8 codes as numbers. `FAST`, to bf16, four at a time: a byte beside 2**23 is a float32."""
-        if FAST:
-            return tl.inline_asm_elementwise(
-                """{
-                .reg .b32 word, part<4>;
-                .reg .f32 number<4>;
-                xor.b32 word, $2, 0x80808080;
-                prmt.b32 part0, word, 0x4B000000, 0x7440;
-                prmt.b32 part1, word, 0x4B000000, 0x7441;
-                prmt.b32 part2, word, 0x4B000000, 0x7442;
-                prmt.b32 part3, word, 0x4B000000, 0x7443;
-                mov.b32 number0, part0;
-                mov.b32 number1, part1;
-                mov.b32 number2, part2;
-                mov.b32 number3, part3;
-                sub.f32 number0, number0, 0f4B000080;
-                sub.f32 number1, number1, 0f4B000080;
-                sub.f32 number2, number2, 0f4B000080;
-                sub.f32 number3, number3, 0f4B000080;
-                mov.b32 part0, number0;
-                mov.b32 part1, number1;
-                mov.b32 part2, number2;
-                mov.b32 part3, number3;
-                prmt.b32 $0, part0, part1, 0x7632;
-                prmt.b32 $1, part2, part3, 0x7632;
-                }""",
-                "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4,
-            )  # fmt: skip
-        return codes.to(dtype)
 
     @triton.jit
     def _int4_numbers(codes: tl.tensor, FAST: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
@@ -188,7 +156,7 @@ if triton is not None:
                 elif GROUPS == 1:
                     word = tl.load(scales_ptr + head_at, mask=here, other=0)
                     if BITS == 8:
-                        scores = tl.dot(q, _int8_numbers(k, FAST, dtype), input_precision="ieee")
+                        scores = tl.dot(q, k.to(dtype), input_precision="ieee")
                     else:
                         low, high = _int4_numbers(k, FAST, dtype)
                         scores = tl.dot(q_high, high, tl.dot(q, low, input_precision="ieee"), input_precision="ieee")
@@ -197,7 +165,7 @@ if triton is not None:
                     word_at = scales_ptr + (head_at * GROUPS)[None, :] + group[:, None]
                     word = tl.load(word_at, mask=here[None, :], other=0)
                     if BITS == 8:
-                        scaled = _scale_keys(_int8_numbers(k, FAST, dtype), scale_of_k(word).to(dtype), FAST)
+                        scaled = _scale_keys(k.to(dtype), scale_of_k(word).to(dtype), FAST)
                         scores = tl.dot(q, scaled, input_precision="ieee")
                     else:
                         word_high = tl.load(word_at + PART, mask=here[None, :], other=0)
@@ -220,12 +188,12 @@ if triton is not None:
                 if BITS == 16:
                     acc = tl.dot(p.to(dtype), v, acc, input_precision="ieee")
                 elif GROUPS == 1 and SCALE_V:
-                    scaled = _scale_values(_int8_numbers(v, FAST, dtype), scale_of_v(word).to(dtype)[:, None], FAST)
+                    scaled = _scale_values(v.to(dtype), scale_of_v(word).to(dtype)[:, None], FAST)
                     acc = tl.dot(p.to(dtype), scaled, acc, input_precision="ieee")
                 elif GROUPS == 1:
                     p = (p * scale_of_v(word)[None, :]).to(dtype)
                     if BITS == 8:
-                        acc = tl.dot(p, _int8_numbers(v, FAST, dtype), acc, input_precision="ieee")
+                        acc = tl.dot(p, v.to(dtype), acc, input_precision="ieee")
                     else:
                         low, high = _int4_numbers(v, FAST, dtype)
                         acc = tl.dot(p, low, acc, input_precision="ieee")
@@ -234,7 +202,7 @@ if triton is not None:
                     p = p.to(dtype)
                     scale = tl.trans(scale_of_v(word).to(dtype))
                     if BITS == 8:
-                        scaled = _scale_values(_int8_numbers(v, FAST, dtype), scale, FAST)
+                        scaled = _scale_values(v.to(dtype), scale, FAST)
                         acc = tl.dot(p, scaled, acc, input_precision="ieee")
                     else:
                         low, high = _int4_numbers(v, FAST, dtype)
@@ -310,7 +278,7 @@ def launch_decode(
     tiles = triton.cdiv(queries, block_h)
     wanted = triton.cdiv(_processors(q.device) * shape.programs_per_sm, requests * heads * tiles)
     splits = min(triton.next_power_of_2(wanted), _MAX_SPLITS)
-    fast = shape.packed and q.is_cuda and q.dtype is torch.bfloat16 and torch.version.hip is None
+    fast = shape.packed and bits == 4 and q.is_cuda and q.dtype is torch.bfloat16 and torch.version.hip is None
     partial = torch.empty((requests, q_heads, splits, head_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((requests, q_heads, splits), dtype=torch.float32, device=q.device)
     _decode_kernel[(requests, heads * tiles, splits)](
