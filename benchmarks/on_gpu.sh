@@ -53,10 +53,12 @@ $triton"
     done
     step allocators-tests 180 "$python" -m pytest -q -m gpu tests/allocators
     step allocators 300 "$python" benchmarks/allocator.py --device cuda
-    step fidelity-fp8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" -o "$out/fp8.json"
-    step fidelity-edges 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/edges.yaml" -o "$out/edges.json"
-    step fidelity-int8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int8.yaml" -o "$out/int8.json"
-    step fidelity-int4 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int4.yaml" -o "$out/int4.json"
+    # As in the runs of docs/fidelity.md.
+    alone="--engine-arg mem_fraction_static=0.5 --engine-arg disable_cuda_graph=True"
+    step fidelity-fp8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" $alone -o "$out/fp8.json"
+    step fidelity-edges 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/edges.yaml" $alone -o "$out/edges.json"
+    step fidelity-int8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int8.yaml" $alone -o "$out/int8.json"
+    step fidelity-int4 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int4.yaml" $alone -o "$out/int4.json"
     # One token a page and many small leaves: what allocators and marks save is largest there.
     step pressure 560 "$python" benchmarks/sglang_pressure.py --model "$model" --side stock --side "lru=$out/lru.yaml" \
         --side "slots=$out/slots.yaml" --side "marks=$out/marks.yaml" --window 4096 --windows 5 --logs "$out" \
@@ -64,6 +66,10 @@ $triton"
         --cuda-graph-max-bs 256 --mem-fraction-static 0.2
     step shadows 500 "$python" benchmarks/shadows.py --engine sglang --model "$model" --logs "$out" \
         --out "$out/shadows.json" -- --attention-backend triton --mem-fraction-static 0.5 --max-running-requests 128
+    step shadows-pressure 400 "$python" benchmarks/shadows.py --engine sglang --model "$model" --logs "$out" --windows 12 \
+        --prompt-tokens 16 --shared-tokens 0 --new-tokens 8 --batch 128 --in-flight 4 --window 4096 --warm-windows 8 \
+        --out "$out/shadows-pressure.json" -- --attention-backend triton --max-total-tokens 600000 \
+        --max-running-requests 512 --cuda-graph-max-bs 256 --disable-prefill-cuda-graph --mem-fraction-static 0.4
     step attention 200 "$python" benchmarks/churned_attention.py
     step cascade 300 "$python" benchmarks/cascade.py --tune
     step page-native 200 "$python" benchmarks/page_native.py
@@ -97,6 +103,7 @@ vllm)
         --num-gpu-blocks-override 8000 --max-model-len 2048 --attention-backend TRITON_ATTN
     step shadows 500 "$python" benchmarks/shadows.py --engine vllm --model "$model" --logs "$out" \
         --out "$out/shadows.json" -- --gpu-memory-utilization 0.5 --max-model-len 2048
+    step asleep 200 "$python" -m pytest -q -m gpu tests/vllm/proofs/test_asleep.py
     policy fp8 'cache: {kv_dtype: fp8_e4m3}'
     policy edges 'cache: {kv_dtype: {default: fp8_e4m3, layers: {"0-1": bf16, "-2:": bf16}}}'
     step fidelity-fp8 240 "$python" -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" -o "$out/fp8.json"

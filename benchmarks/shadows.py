@@ -4,9 +4,14 @@
     python benchmarks/shadows.py --engine vllm --model DIR --windows 10 -- --gpu-memory-utilization 0.5
 
 Shadows are added before every other window and cleared after it, so both sides are the same process. Prompts have 1,024
-tokens, of which the first 512 are one of a few that all share, and 128 output tokens. What follows ``--`` goes to the
-server. Printed: requests/s of each window, the ratio of the medians with its 95 % bootstrap interval, what a request
-costs the scheduler's thread, and how many requests the ghosts missed.
+tokens, of which the first 512 are one of a few that all share, and 128 output tokens. The shape of ``sglang_pressure``,
+small leaves in a full pool, is
+
+    ... --prompt-tokens 16 --shared-tokens 0 --new-tokens 8 --batch 128 --in-flight 4 --window 4096 --warm-windows 8
+
+What follows ``--`` goes to the server. Printed: requests/s of each window; the ratio of the rates over all windows, and
+of their medians, each with its 95 % bootstrap interval; what a request costs the scheduler's thread; and how many
+requests the ghosts missed.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pressure import end_on_sigterm, machine, ratio_interval, split_arguments
+from pressure import end_on_sigterm, machine, ratio_interval, split_arguments, total_ratio
 
 from kvpolicy.language import load_policy
 from kvpolicy.live.client import LiveError, fetch_statuses
@@ -45,13 +50,13 @@ class Client:
     port: int
     local: threading.local = field(default_factory=threading.local)
 
-    def complete(self, prompt: list[int], new_tokens: int) -> int:
-        """Output tokens of one request."""
+    def complete(self, prompts: list[list[int]], new_tokens: int) -> int:
+        """Output tokens of some requests, sent as one."""
         if not hasattr(self.local, "connection"):
             self.local.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         body = {
             "model": "default",
-            "prompt": prompt,
+            "prompt": prompts,
             "max_tokens": new_tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -68,12 +73,13 @@ def prompts(rng: random.Random, args: argparse.Namespace, shared: list[list[int]
     ]
 
 
-def window(port: int, pool: futures.ThreadPoolExecutor, requests: list[list[int]], new_tokens: int) -> float:
+def window(port: int, pool: futures.ThreadPoolExecutor, requests: list[list[int]], args: argparse.Namespace) -> float:
     """Requests/s."""
     client = Client(port)
+    batches = [requests[at : at + args.batch] for at in range(0, len(requests), args.batch)]
     started_s = time.perf_counter()
-    made = sum(pool.map(lambda prompt: client.complete(prompt, new_tokens), requests))
-    assert made == len(requests) * new_tokens
+    made = sum(pool.map(lambda batch: client.complete(batch, args.new_tokens), batches))
+    assert made == len(requests) * args.new_tokens
     return len(requests) / (time.perf_counter() - started_s)
 
 
@@ -93,13 +99,14 @@ def measure(url: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
     rates: dict[int, list[float]] = {0: [], len(flats): []}
     microseconds, missed, told = [], 0, 0
     with futures.ThreadPoolExecutor(args.in_flight) as pool:
-        window(port, pool, prompts(rng, args, shared), args.new_tokens)  # warm
+        for _ in range(args.warm_windows):
+            window(port, pool, prompts(rng, args, shared), args)
         for number in range(2 * args.windows):
             count = (0, len(flats))[(number + number // 2) % 2]  # 0 4 4 0 0 4 ...: neither always goes first
             if count:
                 add_shadows(url, flats)
                 until(lambda: shadows_of(url).get("active"), 120, "the ghosts started")
-            rates[count].append(window(port, pool, prompts(rng, args, shared), args.new_tokens))
+            rates[count].append(window(port, pool, prompts(rng, args, shared), args))
             print(f"window {number:3d}  {count} shadows  {rates[count][-1]:8.2f} requests/s", flush=True)
             if count:
                 seen = shadows_of(url)
@@ -110,14 +117,23 @@ def measure(url: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
                 print(f"            {seen['us_per_request']:.0f} us a request on the scheduler's thread; ghosts done "
                       f"{time.perf_counter() - late_s:.1f} s later", flush=True)  # fmt: skip
                 clear_shadows(url)
-    ratio = ratio_interval(rates[len(flats)], rates[0])
+    rounds = [(1 / without, 1 / shadowed) for without, shadowed in zip(rates[0], rates[len(flats)], strict=True)]
+    totals, medians = total_ratio(rounds), ratio_interval(rates[len(flats)], rates[0])
     print(f"\nmedian requests/s: {statistics.median(rates[0]):.2f} without, "
           f"{statistics.median(rates[len(flats)]):.2f} with {len(flats)} shadows")  # fmt: skip
-    print("ratio {:.4f} [{:.4f}, {:.4f}]".format(*ratio))
+    print("ratio over all windows {:.4f} [{:.4f}, {:.4f}]".format(*totals))
+    print("ratio of the medians   {:.4f} [{:.4f}, {:.4f}]".format(*medians))
     print(
         f"scheduler's thread: {statistics.median(microseconds):.0f} us a request; {missed} of {told + missed} dropped"
     )
-    return {"rates": rates, "ratio": ratio, "us_per_request": microseconds, "told": told, "dropped": missed}
+    return {
+        "rates": rates,
+        "totals": totals,
+        "medians": medians,
+        "us_per_request": microseconds,
+        "told": told,
+        "dropped": missed,
+    }
 
 
 def shadows_of(url: str) -> dict[str, Any]:
@@ -147,6 +163,8 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=10, help="a side")
     parser.add_argument("--window", type=int, default=512, help="requests in a window")
     parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=1, help="requests that one call carries; --in-flight counts calls")
+    parser.add_argument("--warm-windows", type=int, default=1, help="before the first that counts")
     parser.add_argument("--prompt-tokens", type=int, default=1024)
     parser.add_argument("--shared-tokens", type=int, default=512)
     parser.add_argument("--prefixes", type=int, default=4, help="different shared beginnings")

@@ -100,6 +100,13 @@ FEATURES: tuple[Feature[_Start], ...] = (
         "a request counts one hit and one admission, however often it is scheduled",
         lambda start: True,
     ),
+    Feature(
+        "sleep and wake",
+        "--enable-sleep-mode",
+        "supported",
+        "the pool is emptied before the memory goes, and the index with it",
+        lambda start: bool(start.setting("model_config", "enable_sleep_mode")),
+    ),
 )
 
 
