@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_the_scheduler_paused(vllm_env: Callable[..., EngineEnv], tiny_model: Pa
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("is_async", [False, True], ids=["in turn", "async scheduling"])
 def test_asleep_on_a_gpu(tmp_path: Path, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this interpreter's own vLLM."""
