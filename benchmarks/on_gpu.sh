@@ -54,11 +54,11 @@ $triton"
     step allocators-tests 180 "$python" -m pytest -q -m gpu tests/allocators
     step allocators 300 "$python" benchmarks/allocator.py --device cuda
     # As in the runs of docs/fidelity.md.
-    alone="--engine-arg mem_fraction_static=0.5 --engine-arg disable_cuda_graph=True"
-    step fidelity-fp8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" $alone -o "$out/fp8.json"
-    step fidelity-edges 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/edges.yaml" $alone -o "$out/edges.json"
-    step fidelity-int8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int8.yaml" $alone -o "$out/int8.json"
-    step fidelity-int4 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int4.yaml" $alone -o "$out/int4.json"
+    half="--engine-arg mem_fraction_static=0.5 --engine-arg disable_cuda_graph=True"
+    step fidelity-fp8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/fp8.yaml" $half -o "$out/fp8.json"
+    step fidelity-edges 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/edges.yaml" $half -o "$out/edges.json"
+    step fidelity-int8 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int8.yaml" $half -o "$out/int8.json"
+    step fidelity-int4 200 "$python" -m kvpolicy fidelity "$model" --policy "$out/int4.yaml" $half -o "$out/int4.json"
     # One token a page and many small leaves: what allocators and marks save is largest there.
     step pressure 560 "$python" benchmarks/sglang_pressure.py --model "$model" --side stock --side "lru=$out/lru.yaml" \
         --side "slots=$out/slots.yaml" --side "marks=$out/marks.yaml" --window 4096 --windows 5 --logs "$out" \

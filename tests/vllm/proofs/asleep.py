@@ -1,9 +1,10 @@
 """An engine that sleeps and wakes between two rounds of the same prompts, on a pool that holds a third of them.
 
-    python asleep.py MODEL (stock | POLICY) (sleep | pause) [ENGINE_ARGUMENT=VALUE ...]
+    python asleep.py MODEL (stock | POLICY) (sleep | pause | keep) [ENGINE_ARGUMENT=VALUE ...]
 
 `sleep` needs a GPU: weights move to the host, the KV cache's memory is given back. `pause` is what vLLM does to the
-scheduler and its block pool before that, and runs anywhere. Each round: the prompts one at a time, then all at once.
+scheduler and its block pool before that, and runs anywhere. `keep` is the fault: a pool whose contents outlive their
+memory. Each round: the prompts one at a time, then all at once.
 Tells one object.
 """
 
@@ -50,7 +51,7 @@ def main() -> None:
             asleep = subject.engine.is_sleeping()
             subject.llm.wake_up()
         else:
-            subject.core.pause_scheduler(mode="abort", clear_cache=True)
+            subject.core.pause_scheduler(mode="abort", clear_cache=how == "pause")
             asleep = subject.core.is_scheduler_paused()
             subject.core.resume_scheduler()
         empty = subject.witness()
