@@ -3,7 +3,8 @@
     python benchmarks/vllm_pool.py --blocks 100000 --batch 16
 
 Every side is a full pool of that many free, cached blocks in chains of ``--batch``. Two operations, each as the
-scheduler calls it (the hooks that know the request included), all of our bookkeeping inside the timed part:
+scheduler calls it (the hooks that know the request included), all of our bookkeeping inside the timed part. A pool of
+that size is evicted up to 64 blocks ahead of need, so every fourth turnover pays for four:
 
 ``turnover``  a request evicts ``--batch`` blocks, caches its own in them, and frees them; a new prompt each time
 ``hit``       a request takes ``--batch`` cached blocks of a random resident prompt, one more block, and frees them
@@ -26,7 +27,6 @@ import statistics
 import sys
 import time
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,8 +72,11 @@ class Side:
         if not is_stock:
             self.active = active_policy(name)
             cache_hooks.attach(self.active, self.pool, None, None, BLOCK_TOKENS)
-        self.manager = SimpleNamespace(block_pool=self.pool)
-        self.scheduler = SimpleNamespace(kv_cache_manager=self.manager)
+        manager = SimpleNamespace(block_pool=self.pool)
+        scheduler = SimpleNamespace(kv_cache_manager=manager)
+        self.hooks = [
+            (cache_hooks.arriving(lambda *_: None), scheduler), (cache_hooks.looking_up(lambda *_: None), manager)
+        ]  # fmt: skip
         self.count = 0
         self.prompts: list[list[bytes]] = []
         for _ in range(blocks // batch):
@@ -105,31 +108,21 @@ class Side:
         )  # fmt: skip
 
     def turnover(self, request: Any) -> None:
-        self.pool.free_blocks(reversed(self._served(request, self._hooked[0])))
-
-    def hit(self, request: Any) -> None:
-        self.pool.free_blocks(reversed(self._served(request, self._hooked[1])))
-
-    @cached_property
-    def _hooked(self) -> list[Any]:
-        """Allocation for a turnover and for a hit, as the policy sees it."""
-        own = [self._take_new, self._take_known]
-        return own if self.name == "stock" else list(map(cache_hooks.allocating, own))
-
-    def _served(self, request: Any, allocate: Any) -> Any:
-        if self.name != "stock":
-            cache_hooks._arriving(lambda *_: None, self.scheduler, request)
-        return allocate(self.manager, request)
-
-    def _take_new(self, _manager: Any, request: Any) -> Any:
+        self._arrives(request)
         blocks = self.pool.get_new_blocks(self.batch)
         self.pool.cache_full_blocks(request, blocks, 0, self.batch, BLOCK_TOKENS, 0)
-        return blocks
+        self.pool.free_blocks(reversed(blocks))
 
-    def _take_known(self, _manager: Any, request: Any) -> Any:
+    def hit(self, request: Any) -> None:
+        self._arrives(request)
         blocks = [self.pool.get_cached_block(block_hash, [0])[0] for block_hash in request.block_hashes]
         self.pool.touch(blocks)
-        return blocks + self.pool.get_new_blocks(1)
+        self.pool.free_blocks(reversed(blocks + self.pool.get_new_blocks(1)))
+
+    def _arrives(self, request: Any) -> None:
+        if self.name != "stock":
+            for hook, of in self.hooks:
+                hook(of, request)
 
     def window_us(self, operation: str, requests: int) -> float:
         """CPU us a block over that many requests."""

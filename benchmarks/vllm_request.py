@@ -54,6 +54,7 @@ class Side:
             hash_block_size=BLOCK_TOKENS,
         )
         self.scheduler = type("Scheduler", (), {"kv_cache_manager": self.manager})()
+        self.arrive = cache_hooks.arriving(lambda *_: None)
         self.hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
         self.prompts: list[list[int]] = []
         for _ in range(blocks // prompt_blocks + 1):
@@ -73,7 +74,7 @@ class Side:
 
     def serve(self, request: Any) -> None:
         manager = self.manager
-        cache_hooks._arriving(lambda *_: None, self.scheduler, request)
+        self.arrive(self.scheduler, request)
         cached, tokens, _ = manager.get_computed_blocks(request)
         assert manager.allocate_slots(request, request.num_tokens - tokens, tokens, cached) is not None
         request.num_computed_tokens = request.num_tokens

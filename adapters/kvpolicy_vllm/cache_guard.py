@@ -24,6 +24,9 @@ logger = logging.getLogger("kvpolicy")
 
 #: Faults (each one costs a pass over the pool) after which the policy gives up.
 MAX_FAULTS = 32
+#: Blocks that one eviction empties at least, as far as nothing protects their contents: so many, and at most that share
+#: of the pool. One by one they would take twice the time.
+AHEAD_BLOCKS, AHEAD_SHARE = 64, 1 / 256
 
 
 class CacheGuard:
@@ -33,8 +36,9 @@ class CacheGuard:
         self.active = active
         self.is_off = is_off  # vLLM's own order serves, and what becomes of the blocks is only recorded
         self.units = units
-        self._pool = pool
-        self._request: RequestState | None = None  # whose blocks are being allocated
+        self.ahead_blocks = min(AHEAD_BLOCKS, int(pool.num_gpu_blocks * AHEAD_SHARE))
+        self.pool = pool
+        self.entered: RequestState | None = None  # who gets its first blocks next
         self._faults = 0
         self._is_stale = False  # a fault left the units behind the pool
         self._warned = False
@@ -59,30 +63,33 @@ class CacheGuard:
             self._fault("arrive", "the policy failed to read a request's arrival")
 
     def enter(self, request: Any) -> None:
-        """`request` gets blocks now, until `leave`."""
+        """`request` looks for its prefix: the next blocks that somebody gets are its own, until :meth:`withdraw`."""
         try:
-            self._request = state_of(request, self.units.index.clock)
+            state = state_of(request, self.units.index.clock)
+            self.entered = None if state.is_served else state
         except Exception:
             self._fault("request", "the policy failed to read a request")
 
+    def withdraw(self) -> None:
+        """A new step: a request that entered and got nothing has to enter again."""
+        self.entered = None
+
     def matched(self, blocks: Sequence[Any]) -> None:
         """Cached blocks got a user. The first ones that a request takes are its match."""
-        state = self._request
+        state = self.entered
         if state is not None and not state.is_counted:
             state.is_counted = True
             state.matched = list(blocks)
 
-    def leave(self, is_served: bool) -> None:
-        """`is_served`: the request got what it asked for."""
-        state, self._request = self._request, None
-        if state is not None and is_served:
-            state.is_counted = True  # a request that is preempted will match its own blocks
+    def serve(self) -> None:
+        """The request that entered got its first new blocks; there is no request without any."""
+        state, self.entered = self.entered, None
+        if state is not None:
+            state.is_served = state.is_counted = True  # a request that is preempted will match its own blocks
             if state.matched:
                 self._count_hit(state)
-            if not state.is_served:
-                state.is_served = True
-                tokens, salt = self.units.block_tokens, state.info.cache_salt
-                self.active.traffic.asked(state.prompt_tokens, state.matched_tokens, tokens, salt)
+            tokens, salt = self.units.block_tokens, state.info.cache_salt
+            self.active.traffic.asked(state.prompt_tokens, state.matched_tokens, tokens, salt)
 
     def _count_hit(self, state: RequestState) -> None:
         blocks, state.matched = state.matched or [], None
@@ -98,7 +105,7 @@ class CacheGuard:
         if self.is_retired:
             return True
         try:
-            state = self._request or state_of(request, self.units.index.clock)
+            state = state_of(request, self.units.index.clock)
             if state.matched:
                 self._count_hit(state)
             if state.is_admitted is None:
@@ -114,7 +121,7 @@ class CacheGuard:
     def cached(self, request: Any, blocks: Sequence[Any], start: int, stop: int) -> None:
         if not self._is_stale:
             try:
-                state = self._request or state_of(request, self.units.index.clock)
+                state = state_of(request, self.units.index.clock)
                 self.units.cached(blocks, start, stop, state.info, state.prompt_tokens)
             except Exception:
                 self._fault("insert", "the policy failed on new blocks")
@@ -142,12 +149,13 @@ class CacheGuard:
                 self._fault("remove", "the policy failed on blocks that left the cache")
 
     def victims(self, count: int) -> list[Any]:
-        """Up to `count` free blocks, the first to go first. Fewer where the policy failed."""
+        """`count` free blocks, the first to go first, and perhaps some that would go next. Fewer where the policy
+        failed."""
         if self._is_stale and not self._is_recovered():
             return []
         start_s = time.perf_counter()
         try:
-            blocks = self.units.victims(count)
+            blocks = self.units.victims(count, max(0, self.ahead_blocks - count))
             if self.units.index.counters.fallbacks and not self._warned:
                 self._warn()
             return blocks
@@ -189,7 +197,7 @@ class CacheGuard:
         if self.is_retired:
             return False
         try:
-            self.units.rebuild(self._pool.blocks, self._pool.free_block_queue.get_all_free_blocks())
+            self.units.rebuild(self.pool.blocks, self.pool.free_block_queue.get_all_free_blocks())
         except Exception:
             self._fault("rebuild", "the policy failed to start again after a fault")
             return False

@@ -13,7 +13,6 @@ from kvpolicy.runtime.support import Verdict, refusal, yield_to_engine
 
 from . import hooks
 from .cache_guard import CacheGuard
-from .cache_requests import is_served
 from .cache_support import supported
 from .cache_units import CachedUnits
 
@@ -25,12 +24,14 @@ if TYPE_CHECKING:
 __all__ = [
     "STOCK_REASON",
     "EvictionRefused",
-    "allocating",
+    "arriving",
     "attach",
     "install",
+    "looking_up",
     "needs_index",
     "patch",
     "refuse",
+    "scheduling",
     "serves_stock",
     "start_verdict",
     "verdict_on",
@@ -69,8 +70,9 @@ def patch() -> None:
 
     kv_cache_coordinator.BlockPool = PolicyBlockPool
     hooks.wrap(kv_cache_manager, "get_kv_cache_coordinator", _built)
-    hooks.replace(kv_cache_manager.KVCacheManager, "allocate_slots", allocating)
-    hooks.wrap(Scheduler, "add_request", _arriving)
+    hooks.replace(kv_cache_manager.KVCacheManager, "get_computed_blocks", looking_up)
+    hooks.replace(Scheduler, "schedule", scheduling)
+    hooks.replace(Scheduler, "add_request", arriving)
 
 
 def attach(active: ActivePolicy, pool: Any, vllm_config: Any, kv_cache_config: Any, block_tokens: int) -> None:
@@ -157,27 +159,39 @@ def _built(original: Any, *args: Any, **kwargs: Any) -> Any:
     return coordinator
 
 
-def allocating(original: Any) -> Any:
-    """In place of `KVCacheManager.allocate_slots`, which runs for every request in every step: once a request has its
-    first blocks, all it costs is the look whether it has them."""
+def looking_up(original: Any) -> Any:
+    """In place of `KVCacheManager.get_computed_blocks`: a request that looks for its prefix gets its first blocks next.
 
-    def allocate_slots(manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    `allocate_slots` would say the same, but it runs for every request in every step."""
+
+    def get_computed_blocks(manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         guard: CacheGuard | None = getattr(manager.block_pool, "guard", None)
-        if guard is None or is_served(request):
-            return original(manager, request, *args, **kwargs)
-        guard.enter(request)
-        blocks = None
-        try:
-            blocks = original(manager, request, *args, **kwargs)
-            return blocks
-        finally:
-            guard.leave(blocks is not None)
+        if guard is not None:
+            guard.enter(request)
+        return original(manager, request, *args, **kwargs)
 
-    return allocate_slots
+    return get_computed_blocks
 
 
-def _arriving(original: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-    guard: CacheGuard | None = getattr(scheduler.kv_cache_manager.block_pool, "guard", None)
-    if guard is not None:
-        guard.arrive(request)
-    return original(scheduler, request, *args, **kwargs)
+def scheduling(original: Any) -> Any:
+    """In place of `Scheduler.schedule`: who looked for a prefix in the step before and got nothing looks again."""
+
+    def schedule(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        guard: CacheGuard | None = getattr(scheduler.kv_cache_manager.block_pool, "guard", None)
+        if guard is not None:
+            guard.withdraw()
+        return original(scheduler, *args, **kwargs)
+
+    return schedule
+
+
+def arriving(original: Any) -> Any:
+    """In place of `Scheduler.add_request`."""
+
+    def add_request(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        guard: CacheGuard | None = getattr(scheduler.kv_cache_manager.block_pool, "guard", None)
+        if guard is not None:
+            guard.arrive(request)
+        return original(scheduler, request, *args, **kwargs)
+
+    return add_request

@@ -43,14 +43,24 @@ class PolicyQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
     def popleft_n(self, n: int) -> list[Any]:
         if n <= 0 or n > self.num_free_blocks:
             return super().popleft_n(n)
-        if self._guard.is_off:
-            return self._leave_to_engine(n)
-        blocks = super().popleft_n(empty) if (empty := self._count_empty(n)) else []
+        guard = self._guard
+        blocks = self._leave_to_engine(n) if guard.is_off else self._first(n)
+        if guard.entered is not None:
+            guard.serve()
+        return blocks
+
+    def _first(self, n: int) -> list[Any]:
+        blocks: list[Any] = super().popleft_n(empty) if (empty := self._count_empty(n)) else []
         if len(blocks) == n:
             return blocks
         victims = self._guard.victims(n - len(blocks))
         self._remove_all(victims)
         blocks += victims
+        if len(blocks) > n:  # for some there is no use yet: without their contents, they go first
+            for block in victims:
+                self._guard.pool._maybe_evict_cached_block(block)
+            self.prepend_n(blocks[n:])
+            del blocks[n:]
         if len(blocks) < n:
             blocks += self._in_stock_order(n - len(blocks))
         return blocks

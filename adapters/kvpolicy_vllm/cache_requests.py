@@ -9,7 +9,7 @@ from typing import Any
 from kvpolicy.eviction.base import PolicyClock, RequestInfo
 from kvpolicy.eviction.envelope import HINTS_KEY, read_envelope
 
-__all__ = ["PRIORITY_KEY", "RequestState", "info_of", "is_served", "state_of"]
+__all__ = ["PRIORITY_KEY", "RequestState", "info_of", "state_of"]
 
 #: In `vllm_xargs` of a request (`SamplingParams.extra_args`): its priority for the policy alone.
 PRIORITY_KEY = "kvpolicy_priority"
@@ -38,12 +38,6 @@ def state_of(request: Any, clock: PolicyClock) -> RequestState:
         setattr(request, _ATTRIBUTE, state)
         clock.arrive(int(request.arrival_time * 1000))
     return state
-
-
-def is_served(request: Any) -> bool:
-    """Whether nothing more is to be learned from its allocations."""
-    state: RequestState | None = getattr(request, _ATTRIBUTE, None)
-    return state is not None and state.is_served
 
 
 def info_of(request: Any) -> RequestInfo:

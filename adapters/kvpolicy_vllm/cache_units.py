@@ -188,8 +188,9 @@ class CachedUnits:
                     run.parent = None
                     self.index.orphaned(run)
 
-    def victims(self, count: int) -> list[Any]:
-        """Up to `count` free blocks whose contents go next; they are no longer units of this cache.
+    def victims(self, count: int, ahead: int = 0) -> list[Any]:
+        """Up to `count` free blocks whose contents go next; they are no longer units of this cache. Up to `ahead` more
+        follow, as long as no rule and no floor protects what goes.
 
         Every proposal of the policy is checked: free, the only copy, childless, and still holding its content.
         """
@@ -198,15 +199,18 @@ class CachedUnits:
             block = next(iter(self.surplus.values()))
             self.gone(block, block.block_hash)
             blocks.append(block)
-        if len(blocks) == count:
+        if len(blocks) == count and not ahead:
             return blocks
         index = self.index
         index.begin()
         run: Any = None
-        while len(blocks) < count:
+        total = count + ahead
+        while len(blocks) < total:
             if run is None and (run := index.pop()) is None:
                 break
-            most = min(len(run.blocks), count - len(blocks))
+            if len(blocks) >= count and index.is_protected(run):
+                break
+            most = min(len(run.blocks), total - len(blocks))
             units = 0 if run.children or not run.is_free else run.count_evictable(index.sweep(run, most))
             if not units:
                 index.discard(run)
@@ -222,7 +226,7 @@ class CachedUnits:
                 run = above if above is not None and index.follow(run, above) else None
             else:
                 self._trim(run, units)
-                if len(blocks) < count:
+                if len(blocks) < total:
                     index.reoffer(run)
                 run = None
         index.end()
@@ -366,7 +370,7 @@ class CachedUnits:
     def _stamp(self, run: Run, info: RequestInfo, depth_tokens: int, is_output: bool, following: Sequence[int]) -> None:
         index = self.index
         key = content_key(run.hashes[0]) if self._needs_content_key else None
-        if not following and index.ghosts is not None and len(index.ghosts):
+        if not following and index.ghosts is not None and key in index.ghosts:
             following = content_keys(run.hashes[1:])
         index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks), following)
 

@@ -106,6 +106,9 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._ghosts)
 
+    def __contains__(self, content_key: object) -> bool:
+        return content_key in self._ghosts
+
     def succeed(self, before: Ghosts) -> None:
         """Remember what another index's memory does, and count on from there."""
         for name in ("fault", "reused", "reused_tokens", "age_s", "hits", "away_s", "away_requests", "misses"):
@@ -122,7 +125,7 @@ class Ghosts:
         try:
             meta.birth_s = self.now_s()
             self.found_tokens = 0
-            if meta.content_key is not None and self._ghosts:
+            if meta.content_key in self._ghosts:
                 self.found_tokens = found = self.asked(meta, meta.content_key)
                 for key in following if found else ():
                     if not (found := self.asked(meta, key, self.found_tokens)):

@@ -97,7 +97,7 @@ class MetadataIndex(EvictionIndex):
                 self._algorithm.inserted_run(handle, following)
             if self.hints is not None:
                 self._decide(handle, self.hints.inserted(handle, request))
-            elif self._rules is not None:
+            elif self._rules is not None and not self._rules.need_hits:
                 self._rules.run(handle)
         except Exception as fault:
             self._fault(fault)

@@ -166,6 +166,7 @@ def _compile_rules(rules: tuple[Rule, ...], hints: Hints | None) -> tuple[tuple[
                 level=0 if retain is None else 1 + weights.index(retain.weight),
                 ttl_ms=None if retain is None else retain.ttl_ms,
                 budget_share=None if retain is None else retain.budget,
+                needs_hits=match is not None and match.needs_hits,
                 depth_steps=() if match is None else match.depth_steps,
                 refuses=refuses,
                 priority=rule.priority,

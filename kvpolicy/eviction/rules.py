@@ -37,6 +37,7 @@ class CompiledRule:
     level: int = 0
     ttl_ms: int | None = None
     budget_share: float | None = None
+    needs_hits: bool = False  # ``match`` never holds for a unit without hits
     depth_steps: tuple[int, ...] | None = None  # depths from which on ``match`` may say otherwise; ``None``: any
     refuses: Callable[[RequestInfo, int, int], bool] | None = None  # admit: never; (request, depth_tokens, size_tokens)
     priority: int | None = None
@@ -63,6 +64,8 @@ class RuleBook:
         #: The place of what hints protect: the last one, if there is one. It matches nothing by itself.
         self._hints_at = len(rules) - 1 if rules and rules[-1].name == HINTS_RULE else len(rules)
         self._matches = [rule.match for rule in rules[: self._hints_at]]
+        #: Whether none of them has a say before a unit's first hit.
+        self.need_hits = all(rule.needs_hits for rule in rules[: self._hints_at])
         self.hold_expired: Callable[[Hold], None] | None = None  # told when a hold lost its last unit to its ttl
         #: Those that decide whether something is cached: up to the last one that may refuse.
         self._admission = rules[: max((at for at, rule in enumerate(rules, 1) if rule.refuses is not None), default=0)]

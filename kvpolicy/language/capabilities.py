@@ -38,7 +38,7 @@ MISSING: tuple[Gap, ...] = (
         harmless=("auto", "off"),
     ),
     Gap("vllm", "allocator.order", "vLLM hands out blocks in the order in which it evicts them"),
-    Gap("vllm", "allocator.watermark", "vLLM evicts a block when it hands it out, and never ahead"),
+    Gap("vllm", "allocator.watermark", "vLLM has no marks: the adapter evicts a few blocks ahead by itself"),
     Gap("vllm", "allocator.guard", "the adapter adds no guard to vLLM's block pool", harmless=("off",)),
 )
 

@@ -145,6 +145,31 @@ def test_values_outside_a_fields_range_never_raise(text: str, values: list[int],
     assert math.isfinite(got)
 
 
+_on_hits = st.builds(
+    "{} {} {}".format, st.sampled_from(["hits", "depth_tokens", "0", "1", "2.5"]),
+    st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), st.sampled_from(["hits", "0", "1", "3", "-1", "hits < 4"]),
+)  # fmt: skip
+_conditions = st.recursive(
+    _on_hits,
+    lambda inner: st.one_of(
+        st.builds("({} and {})".format, inner, inner), st.builds("({} or {})".format, inner, inner),
+        st.builds("not ({})".format, inner), st.builds("({} if is_output else {})".format, inner, inner),
+    ),
+)  # fmt: skip
+
+
+@QUIET
+@given(_conditions, units())
+def test_a_match_that_needs_a_hit_never_holds_without_one(text: str, unit: UnitMeta) -> None:
+    try:
+        match = compile_match(text)
+    except ExpressionError:
+        assume(False)
+        raise
+    unit.hits = 0
+    assert not (match.needs_hits and match.evaluate(unit, later(unit, 1, 1000)))
+
+
 @QUIET
 @given(any_expression, units(largest=10**6), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_folding_a_constant_equals_reading_it_from_a_field(text: str, unit: UnitMeta, requests: int, ms: int) -> None:

@@ -219,3 +219,27 @@ def test_where_depth_matters_to_a_match(text: str, steps: tuple[int, ...] | None
         outcomes = [match.evaluate(unit(depth_tokens=depth, hits=hits), CLOCK) for depth in range(200)]
         changes = {depth for depth in range(1, 200) if outcomes[depth] is not outcomes[depth - 1]}
         assert steps is None or changes <= set(steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"),
+    [
+        ("hits >= 1", True),
+        ("hits > 0 and depth_tokens <= 64", True),
+        ("depth_tokens <= 64 and (hits == 2 or 3 < hits)", True),
+        ("1 <= hits < 9", True),
+        ("hits != 0", True),
+        ("hits >= 1 or depth_tokens <= 64", False),
+        ("hits >= 0", False),
+        ("hits < 5", False),
+        ("hits == 0", False),
+        ("not hits > 0", False),
+        ("hits > depth_tokens", False),
+        ("2 * hits >= 1", False),  # it does, which its form does not tell
+        ("depth_tokens >= 1", False),
+    ],
+)
+def test_matches_that_need_a_hit(text: str, needs: bool) -> None:
+    match = compile_match(text)
+    assert match.needs_hits is needs
+    assert not (needs and match.evaluate(unit(depth_tokens=50, hits=0), CLOCK))

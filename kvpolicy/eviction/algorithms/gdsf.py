@@ -11,6 +11,7 @@ tokens hit, which is LFU with dynamic aging. Where all units have one size it ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvpolicy.eviction.algorithms.spec import KeyedAlgorithm
@@ -38,6 +39,9 @@ class GDSF(KeyedAlgorithm):
         return (meta.state, meta.touch_seq, meta.order)
 
     def inserted(self, handle: Handle) -> None:
+        self.touched(handle)
+
+    def inserted_run(self, handle: Handle, following: Sequence[int]) -> None:
         self.touched(handle)
 
     def touched(self, handle: Handle) -> None:

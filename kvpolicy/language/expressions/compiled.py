@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,7 +30,9 @@ _AFTER_INSERTION = {
     for name in SCORE_FIELDS
     if name not in ADMIT_FIELDS
 }
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_COMPARISONS: Mapping[str, Callable[..., bool]] = {
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne
+}  # fmt: skip
 _CHANGE: Mapping[str, Change] = {"same": "static", "up": "grows", "down": "shrinks", "any": "shrinks"}
 
 
@@ -73,6 +76,8 @@ class CompiledMatch(Compiled):
     evaluate: Callable[[UnitMeta, PolicyClock], bool]
     #: Depths, ascending, from which on the outcome may differ with all else equal; ``None``: it may at any depth.
     depth_steps: tuple[int, ...] | None = None
+    #: Whether it never holds for a unit without hits, as far as its form tells.
+    needs_hits: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,9 +107,8 @@ def compile_match(text: str) -> CompiledMatch:
     _require(text, node, Kind.BOOL, "a match", "compare it, as in `{} > 0`")
     evaluate, source = function(node, "m, c")
     steps = _depth_steps(node)
-    return CompiledMatch(
-        text, _fields(node), node.size, source, evaluate, None if steps is None else tuple(sorted(steps))
-    )
+    depth_steps = None if steps is None else tuple(sorted(steps))
+    return CompiledMatch(text, _fields(node), node.size, source, evaluate, depth_steps, _needs_hits(node))
 
 
 def compile_admit(text: str) -> CompiledAdmit:
@@ -133,8 +137,24 @@ def _depth_steps(node: Node) -> set[int] | None:
     return steps
 
 
+def _needs_hits(node: Node) -> bool:
+    """Whether some part that must hold is a comparison of ``hits`` with a number that 0 hits do not meet."""
+    if node.op == "and":
+        return any(map(_needs_hits, node.args))
+    if node.op == "or":
+        return all(map(_needs_hits, node.args))
+    if node.op not in _COMPARISONS or not any(_is_field(arg, "hits") for arg in node.args):
+        return False
+    numbers = [0 if _is_field(arg, "hits") else arg.value for arg in node.args]
+    return None not in numbers and not _COMPARISONS[node.op](*numbers)
+
+
 def _is_depth(node: Node) -> bool:
-    return node.field is not None and node.field.name == "depth_tokens"
+    return _is_field(node, "depth_tokens")
+
+
+def _is_field(node: Node, name: str) -> bool:
+    return node.field is not None and node.field.name == name
 
 
 def _fields(node: Node) -> frozenset[str]:

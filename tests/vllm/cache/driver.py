@@ -92,8 +92,15 @@ class Driver:
             block_hasher=_hasher,
         )
 
+    def step(self) -> None:
+        """What the hook of `Scheduler.schedule` does."""
+        guard = getattr(self.pool, "guard", None)
+        if guard is not None:
+            guard.withdraw()
+
     def start(self, request: Request) -> int | None:
         """Schedule a waiting request: its cached tokens, None if there is no room."""
+        self.step()
         cached, tokens, _ = self.manager.get_computed_blocks(request)
         blocks = self.manager.allocate_slots(request, request.num_tokens - tokens, tokens, cached)
         if blocks is None:
@@ -104,6 +111,7 @@ class Driver:
 
     def decode(self, request: Request, token: int) -> bool:
         """One step; False: no room for it."""
+        self.step()
         request.append_output_token_ids(token)
         if self.manager.allocate_slots(request, 1) is None:
             return False

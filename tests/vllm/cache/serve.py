@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 from activation import activate
+from kvpolicy_vllm import cache_guard
 from kvpolicy_vllm.cache_hooks import install
 from kvpolicy_vllm.cache_units import CachedUnits
 from vllm import LLM, SamplingParams
@@ -18,6 +19,7 @@ EVICTIONS: dict[str, dict[str, Any]] = {
     "lru": {"policy": "lru", "core": "kvpolicy"},
     "rules": {"rules": [{"name": "r", "match": "hits >= 1", "retain": {"weight": 3, "ttl": "60s", "budget": "40%"}}]},
     "score": {"score": "log1p(hits) / (1 + idle_requests)", "tenants": {"by": "cache_salt", "cap": "60%"}},
+    "lfu, ahead": {"policy": "lfu"},  # of need, as pools of this size are not evicted
 }
 
 
@@ -41,6 +43,7 @@ def run(model: str, name: str, eviction: dict[str, Any] | None) -> None:
     active = None
     if eviction is not None:
         active = activate("vllm", eviction)
+        cache_guard.AHEAD_SHARE = 1 / 4 if "ahead" in name else 0
         install(active, None)
     llm = LLM(
         model, dtype="float32", max_model_len=512, enforce_eager=True, block_size=BLOCK_TOKENS, max_num_seqs=6,

@@ -26,7 +26,7 @@ def test_outputs_are_stocks(told: Callable[..., list[dict[str, Any]]], tiny_mode
     stock, *ours = told("serve.py", str(tiny_model))
     assert stock["policy"] == "stock"
     assert stock["preemptions"] > 0
-    assert len(ours) == 4
+    assert len(ours) == 5
     for run in ours:
         assert run["outputs"] == stock["outputs"], run["policy"]
         assert run["victims"] > 20
