@@ -269,6 +269,27 @@ def test_sieve_keeps_visits_while_a_unit_is_locked_or_inner() -> None:
     assert tree.evict(1) == [visited]
 
 
+def test_sieve_goes_on_with_what_its_victim_stood_on() -> None:
+    """Where one request brought both and nobody visited it; the hand does not go back for others."""
+    tree = Tree(compiled("sieve").make_index(100))
+
+    def prompt(name: str, above: Node | None = None) -> Node:
+        tree.arrive()
+        for part in "123":
+            above = tree.insert(above, name=name + part, arrives=False)
+        assert above is not None
+        return above
+
+    early, visited, late = prompt("a"), prompt("b"), prompt("c")
+    assert early.parent is not None
+    tree.insert(early.parent, name="other")  # another request's, on the second unit of the first prompt
+    tree.touch(visited, lock=False)
+    names = [node.name for node in tree.evict(12)]
+    # The hand passes b3, and c goes whole; a2 is behind it then. Of b one in each lap, as each was visited.
+    assert names == ["a3", "c3", "c2", "c1", "other", "a2", "a1", "b3", "b2", "b1"]
+    assert late not in tree.nodes
+
+
 @pytest.mark.parametrize("policy", ["gdsf", "s3fifo", "sieve", "hit_density", "reuse_rate", "adaptive", "tlru"])
 def test_random_operations_leave_no_unit_behind(policy: str) -> None:
     """Any need is met, members are exactly the evictable leaves, and every invariant holds."""

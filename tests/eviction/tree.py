@@ -74,8 +74,11 @@ class Tree:
         is_output: bool = False,
         content_key: int | None = None,
         seconds: float = 1.0,
+        arrives: bool = True,
     ) -> Node:
-        self.arrive(seconds)
+        """``arrives``: by a new request, not the latest one."""
+        if arrives:
+            self.arrive(seconds)
         parent = parent or self.root
         self._names += 1
         node = Node(name or f"n{self._names}", parent, size)

@@ -5,8 +5,9 @@ Source: Y. Zhang et al., "SIEVE is simpler than LRU: an efficient turn-key evict
 2024.
 
 In a prefix tree only leaves can go. A unit keeps its place in the queue, and its visits count, while it is locked or
-has children; the hand skips it then. The queue is a heap on ``(lap, place)``: the lap in which the hand comes to the
-unit next.
+has children; the hand skips it then. Where a unit goes, the hand looks next at what it stood on, if one request
+brought both: so an unvisited prompt goes whole, from its end on, not a unit in each lap. The queue is a heap on
+``(lap, place)``: the lap in which the hand comes to the unit next.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class SieveQueue:
 
     def __init__(self) -> None:
         self._lap = 0
-        self._hand: tuple[int, int] = (-1, -1)  # place examined last
+        self._hand: tuple[int, int] = (-1, -1)  # the furthest place examined in this lap
+        self._gone: tuple[Any, Any, int] = (None, None, 0)  # the last victim, what it stood on, who brought it
         self._due: dict[Handle, int] = {}  # the lap in which the hand comes to a member
         self._heap: LazyHeap[Handle] = LazyHeap(self._turn, KeyChange.STATIC)
 
@@ -59,8 +61,14 @@ class SieveQueue:
     def add(self, handle: Handle) -> None:
         if handle not in self._due:
             meta = handle.kvp
-            self._due[handle] = self._lap if (meta.birth_seq, meta.order) > self._hand else self._lap + 1
+            is_due = (meta.birth_seq, meta.order) > self._hand or self._is_exposed(handle)
+            self._due[handle] = self._lap if is_due else self._lap + 1
             self._heap.add(handle)
+
+    def _is_exposed(self, handle: Handle) -> bool:
+        """Whether the last victim stood on it, or was the end of this run, and one request brought both."""
+        victim, parent, birth_seq = self._gone
+        return (handle is victim or handle is parent) and handle.kvp.birth_seq == birth_seq
 
     def discard(self, handle: Handle) -> None:
         self._heap.discard(handle)
@@ -73,7 +81,9 @@ class SieveQueue:
         while (top := self._heap.peek()) is not None:
             (lap, birth_seq, order), handle = top
             meta = handle.kvp
-            self._lap, self._hand = lap, (birth_seq, order)
+            place = (birth_seq, order)
+            if lap > self._lap or place > self._hand:
+                self._lap, self._hand = lap, place
             if meta.hits == meta.state:
                 return recency(handle), handle
             meta.state = meta.hits
@@ -88,17 +98,24 @@ class SieveQueue:
         handle = self._heap.pop()
         assert handle is not None
         del self._due[handle]
+        meta = handle.kvp
+        self._gone = handle, meta.parent, meta.birth_seq
         return handle
 
     def precedes(self, handle: Handle, victim: Handle) -> bool:
-        return False  # it stands behind the hand
+        meta = handle.kvp
+        if not self._is_exposed(handle) or meta.hits != meta.state:
+            return False
+        self._gone = handle, meta.parent, meta.birth_seq
+        return True
 
     def sweep(self, handle: Handle, most: int) -> int:
-        return 1  # the hand moves on
+        return 1 if handle.kvp.hits else most  # of those before the last one no visit has been seen yet
 
     def clear(self) -> None:
         self._heap.clear()
         self._due.clear()
+        self._gone = (None, None, 0)
 
     def __len__(self) -> int:
         return len(self._due)
