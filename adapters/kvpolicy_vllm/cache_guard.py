@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvpolicy.eviction.base import RequestInfo
+
 from .cache_requests import RequestState, state_of
 from .cache_units import CachedUnits
 
@@ -27,6 +29,10 @@ MAX_FAULTS = 32
 #: Blocks that one eviction empties at least, as far as nothing protects their contents: so many, and at most that share
 #: of the pool. One by one they would take twice the time.
 AHEAD_BLOCKS, AHEAD_SHARE = 64, 1 / 256
+
+
+#: Whose request could not be read.
+_ANYBODY = RequestState(RequestInfo(), 0)
 
 
 class CacheGuard:
@@ -100,10 +106,11 @@ class CacheGuard:
             except Exception:
                 self._fault("touch", "the policy failed on a hit")
 
-    def admits(self, request: Any) -> bool:
-        """Whether the request's blocks may be cached; decided at its first ones. A fault admits, as vLLM does."""
+    def admitted(self, request: Any) -> RequestState | None:
+        """The request's state if its blocks may be cached, which is decided at its first ones. A fault admits, as vLLM
+        does."""
         if self.is_retired:
-            return True
+            return _ANYBODY
         try:
             state = state_of(request, self.units.index.clock)
             if state.matched:
@@ -111,17 +118,17 @@ class CacheGuard:
             if state.is_admitted is None:
                 new_tokens = max(0, state.prompt_tokens - state.matched_tokens)
                 state.is_admitted = self.units.index.admit(state.info, state.prompt_tokens, new_tokens)
-            return state.is_admitted
+            return state if state.is_admitted else None
         except Exception:
             self._fault("admit", "the policy failed to decide an admission")
-            return True
+            return _ANYBODY
 
     # -- blocks --
 
-    def cached(self, request: Any, blocks: Sequence[Any], start: int, stop: int) -> None:
+    def cached(self, state: RequestState, blocks: Sequence[Any], start: int, stop: int) -> None:
+        """`blocks[start:stop]` of a request that :meth:`admitted` named are cached now."""
         if not self._is_stale:
             try:
-                state = state_of(request, self.units.index.clock)
                 self.units.cached(blocks, start, stop, state.info, state.prompt_tokens)
             except Exception:
                 self._fault("insert", "the policy failed on new blocks")

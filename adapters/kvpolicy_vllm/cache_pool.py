@@ -146,9 +146,9 @@ class PolicyBlockPool(BlockPool):  # type: ignore[misc]
         guard = self.guard
         if guard is None or num_cached_blocks >= num_full_blocks:
             super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
-        elif guard.admits(request):
+        elif (state := guard.admitted(request)) is not None:
             super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
-            guard.cached(request, blocks, num_cached_blocks, num_full_blocks)
+            guard.cached(state, blocks, num_cached_blocks, num_full_blocks)
 
     def touch(self, blocks: Sequence[Any], *args: Any, **kwargs: Any) -> None:
         super().touch(blocks, *args, **kwargs)

@@ -14,8 +14,6 @@ __all__ = ["PRIORITY_KEY", "RequestState", "info_of", "state_of"]
 #: In `vllm_xargs` of a request (`SamplingParams.extra_args`): its priority for the policy alone.
 PRIORITY_KEY = "kvpolicy_priority"
 
-_ATTRIBUTE = "_kvp_request"
-
 
 @dataclass(slots=True)
 class RequestState:
@@ -32,10 +30,9 @@ class RequestState:
 
 def state_of(request: Any, clock: PolicyClock) -> RequestState:
     """The request's state. Made at the first call, which counts the request's arrival."""
-    state: RequestState | None = getattr(request, _ATTRIBUTE, None)
+    state: RequestState | None = getattr(request, "_kvp_request", None)
     if state is None:
-        state = RequestState(info_of(request), int(request.num_prompt_tokens))
-        setattr(request, _ATTRIBUTE, state)
+        state = request._kvp_request = RequestState(info_of(request), int(request.num_prompt_tokens))
         clock.arrive(int(request.arrival_time * 1000))
     return state
 
@@ -45,7 +42,7 @@ def info_of(request: Any) -> RequestInfo:
     extra_args = getattr(getattr(request, "sampling_params", None), "extra_args", None)  # the client's `vllm_xargs`
     hints = getattr(request, HINTS_KEY, None)  # where this version carries an envelope, its front end may not take one
     priority = getattr(request, "priority", None)
-    if not isinstance(priority, int) or not priority:  # vLLM cannot tell 0 from not given
+    if not priority or not isinstance(priority, int):  # vLLM cannot tell 0 from not given
         priority = None
     if extra_args:
         given = extra_args.get(PRIORITY_KEY)
@@ -55,17 +52,17 @@ def info_of(request: Any) -> RequestInfo:
             hints = extra_args.get(HINTS_KEY)
     salt, lora = getattr(request, "cache_salt", None), getattr(request, "lora_request", None)
     session_id = getattr(request, "session_id", None)
-    info = _shared(
-        salt and _text(salt),
-        priority,
-        session_id and _text(session_id),
-        None if lora is None else _text(getattr(lora, "lora_name", None)),
-    )
+    if salt is None and session_id is None and lora is None and priority is None:
+        info = _NOBODY
+    else:
+        lora_name = None if lora is None else getattr(lora, "lora_name", None)
+        info = _shared(_text(salt), priority, _text(session_id), _text(lora_name))
     if hints is not None and (envelope := read_envelope(hints)) is not None:
         return replace(info, hints=envelope)
     return info
 
 
+_NOBODY = RequestInfo()
 #: Requests of one tenant and priority share their facts.
 _shared = lru_cache(maxsize=1024)(RequestInfo)
 

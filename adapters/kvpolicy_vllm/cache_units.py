@@ -219,7 +219,7 @@ class CachedUnits:
             going = run.blocks[: -units - 1 : -1]
             index.evicted(run, units * self.block_tokens, None, sum(map(_block_id, going)), units)
             if index.ghosts is not None:
-                index.ghosts.name(map(content_key, run.hashes[-units:]))
+                index.ghosts.name(content_keys(run.hashes[-units:]))
             blocks += going
             if units == len(run.blocks):
                 above = self._remove(run)

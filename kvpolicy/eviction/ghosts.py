@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from kvpolicy.eviction.base import Handle, PolicyClock
 
 __all__ = ["Ghost", "Ghosts", "Histogram", "Miss"]
 
-#: Ghosts kept, of which each takes some 430 bytes, and misses explained. The oldest go first.
+#: Ghosts kept, of which each takes some 350 bytes, and misses explained. The oldest go first.
 CAPACITY, MISSES = 32768, 64
 
 SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
@@ -43,21 +43,19 @@ class Histogram:
         self.total += value * count
 
 
-class Ghost:
-    """One evicted unit, or the units of a run that went together, as they were then."""
+class Ghost(NamedTuple):
+    """One evicted unit, or the units of a run that went together, as they were then. Kept as a bare tuple: the garbage
+    collector need not walk those."""
 
-    __slots__ = ("cutoff", "evicted_at", "hits", "idle_requests", "rule", "score", "seq", "size_tokens", "time_s")
-
-    def __init__(self, rule: str, size_tokens: int, hits: int, idle_requests: int, score: float | None) -> None:
-        self.rule = rule  # that protected it, "": none
-        self.size_tokens = size_tokens  # of one unit
-        self.hits = hits
-        self.idle_requests = idle_requests  # since its last touch
-        self.score = score  # by which the policy ordered it; None: its order has no number
-        self.cutoff: float | None = None  # the score of the last victim of the same walk
-        self.evicted_at = 0  # tokens that had been evicted in all, before it
-        self.seq = 0  # clock.request_seq
-        self.time_s = 0.0
+    rule: str  # that protected it, "": none
+    size_tokens: int  # of one unit
+    hits: int
+    idle_requests: int  # since its last touch
+    score: float | None  # by which the policy ordered it; None: its order has no number
+    evicted_at: int  # tokens that had been evicted in all, before it
+    seq: int  # clock.request_seq
+    time_s: float
+    cutoff: float | None  # the score of the last victim of the same walk
 
 
 class Miss:
@@ -98,8 +96,9 @@ class Ghosts:
         self.misses: deque[Miss] = deque(maxlen=MISSES)
         self.found_tokens = 0  # of the unit inserted last, from its beginning on: evicted before
         self._clock, self._score_of, self.now_s = clock, score_of, now_s
-        self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
-        self._walk: list[Ghost] = []
+        self._ghosts: OrderedDict[int, tuple[Any, ...]] = OrderedDict()
+        self._walk: list[tuple[Any, ...]] = []  # see `evicted`
+        self._names: list[Sequence[int]] = []  # the contents of each of these
         self._evicted_tokens = 0
         self._last_order = 0  # UnitMeta.order of the unit that was missed last
 
@@ -137,9 +136,10 @@ class Ghosts:
     def asked(self, meta: Any, content_key: int, start_tokens: int = 0) -> int:
         """A unit that is new begins, ``start_tokens`` after its beginning, with this content: how many tokens of that
         had been evicted, 0 for none. For units that grew together again of several."""
-        ghost = self._ghosts.pop(content_key, None)
-        if ghost is None:
+        found = self._ghosts.pop(content_key, None)
+        if found is None:
             return 0
+        ghost = Ghost(*found)
         tokens: int = min(ghost.size_tokens, meta.tokens - start_tokens)
         rule = ghost.rule
         self.reused[rule] = self.reused.get(rule, 0) + 1
@@ -165,45 +165,53 @@ class Ghosts:
             return
         try:
             meta = handle.kvp
-            ghost = Ghost(
-                rule, size_tokens // units, meta.hits, self._clock.request_seq - meta.touch_seq, self._score_of(handle)
+            key = meta.content_key
+            self._names.append((key,) if key is not None and units == meta.units == 1 else ())
+            self._walk.append(
+                (rule, size_tokens, units, meta.hits, meta.touch_seq, self._score_of(handle), meta.birth_s)
             )
-            walk = self._walk
-            ghost.time_s = now_s = walk[0].time_s if walk else self.now_s()
-            ghost.seq = self._clock.request_seq
-            ghost.evicted_at = self._evicted_tokens
-            walk.append(ghost)
-            self._evicted_tokens += size_tokens
-            self.age_s.add(now_s - meta.birth_s, units)
-            self.hits.add(meta.hits, units)
-            if meta.content_key is not None and units == meta.units == 1:
-                self._keep(meta.content_key, ghost)
         except Exception as fault:
             self.stop(fault)
 
-    def name(self, content_keys: Iterable[int]) -> None:
+    def name(self, content_keys: Sequence[int]) -> None:
         """The contents of the units that :meth:`evicted` was told of last."""
-        if self._walk:
-            for key in content_keys:
-                self._keep(key, self._walk[-1])
-
-    def _keep(self, key: int, ghost: Ghost) -> None:
-        self._ghosts[key] = ghost
-        if len(self._ghosts) > self.capacity:
-            self._ghosts.popitem(last=False)
+        if self._names:
+            self._names[-1] = content_keys
 
     def end(self) -> None:
         """The walk is over."""
         if self._walk:
-            cutoff = self._walk[-1].score
-            for ghost in self._walk:
-                ghost.cutoff = cutoff
-            self._walk.clear()
+            try:
+                self._keep()
+            except Exception as fault:
+                self.stop(fault)
+
+    def _keep(self) -> None:
+        """Make ghosts of the walk's victims. In one piece: it runs for every one of them."""
+        ghosts, evicted_tokens, seq, now_s = self._ghosts, self._evicted_tokens, self._clock.request_seq, self.now_s()
+        unhit, add_age, cutoff = 0, self.age_s.add, self._walk[-1][5]
+        for keys, (rule, tokens, units, hits, touch_seq, score, birth_s) in zip(self._names, self._walk, strict=True):
+            add_age(now_s - birth_s, units)
+            if hits:
+                self.hits.add(hits, units)
+            else:
+                unhit += units
+            ghost = (rule, tokens // units, hits, seq - touch_seq, score, evicted_tokens, seq, now_s, cutoff)
+            for key in keys:
+                ghosts[key] = ghost
+            evicted_tokens += tokens
+        self.hits.add(0, unhit)
+        while len(ghosts) > self.capacity:
+            ghosts.popitem(last=False)
+        self._evicted_tokens = evicted_tokens
+        self._walk.clear()
+        self._names.clear()
 
     def clear(self) -> None:
         """The cache was emptied: what comes back now was not evicted by the policy."""
         self._ghosts.clear()
         self._walk.clear()
+        self._names.clear()
 
     def stop(self, fault: Exception) -> None:
         """Remember nothing from now on."""

@@ -275,8 +275,9 @@ class MetadataIndex(EvictionIndex):
         self, handle: Handle, size_tokens: int, depth_tokens: int | None = None, identity: int = 0, units: int = 1
     ) -> None:
         super().evicted(handle, size_tokens, depth_tokens, identity, units)
-        if self.ghosts is not None and handle.kvp is not None:
-            self.ghosts.evicted(handle, self.rule_of(handle), size_tokens, units)
+        meta = handle.kvp
+        if self.ghosts is not None and meta is not None:
+            self.ghosts.evicted(handle, self.rule_of(handle) if meta.rule >= 0 else "", size_tokens, units)
 
     def end(self) -> None:
         super().end()
@@ -304,7 +305,8 @@ class MetadataIndex(EvictionIndex):
             self._tenants.resident(self._tenants.get(meta.cache_salt), 0, -units * meta.size_tokens)
 
     def is_protected(self, handle: Handle) -> bool:
-        if handle.kvp is None:
+        meta = handle.kvp
+        if meta is None or (meta.rule < 0 and self._tenants is None):
             return False
         tenant, level = self._place(handle)
         return level > self._plain_level or tenant.klass == WITHIN_FLOOR

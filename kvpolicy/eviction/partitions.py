@@ -3,7 +3,8 @@ victim.
 
 Partitions go by their tenant's class, then by level, then by the key of their first unit. The key that a partition is
 offered under is a lower bound of it, re-read when the partition comes up; so the choice costs O(log partitions), and
-what happens in partitions that are not next costs nothing. Orders without keys are looked at whenever they changed.
+what happens in partitions that are not next costs nothing. Orders without keys are looked at whenever they changed. A
+partition that is alone is never compared.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class PartitionedOrder:
         self._members = 0
         self._era = object()  # of all partitions since the last `clear`
         self._partitions: dict[Tenant, list[_Partition | None]] = {}
+        self._count = 0  # of partitions
+        self._alone: _Partition | None = None  # where there is one only
         self._dirty: list[_Partition] = []
         self._last: tuple[_Partition, int] | None = None  # where the last victim came from, and its tenant's class
         self._is_dynamic = False
@@ -74,12 +77,20 @@ class PartitionedOrder:
             of_tenant = self._partitions[tenant] = [None] * self._levels
         partition = of_tenant[level]
         if partition is None:
-            partition = of_tenant[level] = _Partition(self._era, self._make_order(), tenant, level)
-            self._is_dynamic = partition.order.change is KeyChange.DYNAMIC
+            partition = of_tenant[level] = self._new_partition(tenant, level)
         key = partition.order.add(handle)
         handle.kvp.partition = partition
         self._members += 1
         self._changed(partition, key)
+
+    def _new_partition(self, tenant: Tenant, level: int) -> _Partition:
+        partition = _Partition(self._era, self._make_order(), tenant, level)
+        self._is_dynamic = partition.order.change is KeyChange.DYNAMIC
+        self._count += 1
+        alone, self._alone = self._alone, partition if self._count == 1 else None
+        if alone is not None:
+            self._mark(alone)
+        return partition
 
     def discard(self, handle: Handle) -> None:
         partition = self._where(handle)
@@ -114,6 +125,9 @@ class PartitionedOrder:
                 assert not partition.order, "a tenant was forgotten while it has evictable units"
                 self._withdraw(partition)
                 partition.is_dirty = True  # never offered again, even if it is still in the list
+                self._count -= 1
+                if partition is self._alone:
+                    self._alone = None
 
     def peek(self) -> tuple[Any, Handle] | None:
         """The key alone does not compare across classes and levels."""
@@ -150,8 +164,8 @@ class PartitionedOrder:
         return 1 if self._last is None else self._last[0].order.sweep(handle, most)
 
     def clear(self) -> None:
-        self._last = None
-        self._members, self._era = 0, object()
+        self._last = self._alone = None
+        self._members, self._count, self._era = 0, 0, object()
         for partition in self._each():
             partition.order.clear()  # the members' metadata names it
         self._partitions.clear()
@@ -180,7 +194,8 @@ class PartitionedOrder:
             if check is not None:
                 check()
             top = partition.order.peek()
-            if top is not None and not partition.is_dirty:
+            assert self._alone is None or self._alone is partition, "a partition that is not alone"
+            if top is not None and not partition.is_dirty and partition is not self._alone:
                 assert partition in self._heap_of(partition), "a partition that is never asked"
                 assert not partition.order.is_keyed or partition.first_key <= top[0], "a first key was missed"
         assert members == self._members, "a member without a partition"
@@ -197,13 +212,15 @@ class PartitionedOrder:
 
     def _changed(self, partition: _Partition, key: Any) -> None:
         """A unit of the partition was offered under ``key``; ``None``: there is no telling."""
+        if partition is self._alone:
+            return
         if not partition.order.is_keyed:
             self._mark(partition)
         elif key is not None and (partition.heap is None or key < partition.first_key):
             self._offer(partition, key)
 
     def _mark(self, partition: _Partition) -> None:
-        if not partition.is_dirty:
+        if not partition.is_dirty and partition is not self._alone:
             partition.is_dirty = True
             self._dirty.append(partition)
 
@@ -239,6 +256,8 @@ class PartitionedOrder:
             self._offer(partition, top[0])
 
     def _first(self) -> _Partition | None:
+        if (alone := self._alone) is not None:
+            return alone if alone.order else None
         for partition in self._dirty:
             if partition.tenant in self._partitions:  # not forgotten meanwhile
                 partition.is_dirty = False
