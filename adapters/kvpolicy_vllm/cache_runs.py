@@ -69,10 +69,12 @@ class Run:
 
     def count_evictable(self, most: int) -> int:
         """How many blocks from the end, up to `most`, are free and hold their content; the null block never does."""
-        blocks, hashes = self.blocks[-most:], self.hashes[-most:]
+        blocks, hashes = self.blocks, self.hashes
+        if most < len(blocks):
+            blocks, hashes = blocks[-most:], hashes[-most:]
         if list(map(block_hash_of, blocks)) == hashes and not any(map(_ref_cnt, blocks)):
             return len(blocks)
-        count = 0
+        blocks, hashes, count = blocks[:], hashes[:], 0
         while blocks and not blocks[-1].ref_cnt and blocks.pop().block_hash == hashes.pop():
             count += 1
         return count

@@ -216,12 +216,13 @@ class CachedUnits:
                 index.discard(run)
                 run = None
                 continue
-            going = run.blocks[: -units - 1 : -1]
+            is_whole = units == len(run.blocks)
+            going = run.blocks[::-1] if is_whole else run.blocks[: -units - 1 : -1]
             index.evicted(run, units * self.block_tokens, None, sum(map(_block_id, going)), units)
             if index.ghosts is not None:
-                index.ghosts.name(content_keys(run.hashes[-units:]))
+                index.ghosts.name(content_keys(run.hashes if is_whole else run.hashes[-units:]))
             blocks += going
-            if units == len(run.blocks):
+            if is_whole:
                 above = self._remove(run)
                 run = above if above is not None and index.follow(run, above) else None
             else:
@@ -370,7 +371,7 @@ class CachedUnits:
     def _stamp(self, run: Run, info: RequestInfo, depth_tokens: int, is_output: bool, following: Sequence[int]) -> None:
         index = self.index
         key = content_key(run.hashes[0]) if self._needs_content_key else None
-        if not following and index.ghosts is not None and key in index.ghosts:
+        if not following and index.ghosts is not None and key in index.ghosts.contents:
             following = content_keys(run.hashes[1:])
         index.insert(run, run.parent, info, self.block_tokens, depth_tokens, is_output, key, len(run.blocks), following)
 

@@ -96,23 +96,20 @@ class Ghosts:
         self.misses: deque[Miss] = deque(maxlen=MISSES)
         self.found_tokens = 0  # of the unit inserted last, from its beginning on: evicted before
         self._clock, self._score_of, self.now_s = clock, score_of, now_s
-        self._ghosts: OrderedDict[int, tuple[Any, ...]] = OrderedDict()
+        self.contents: OrderedDict[int, tuple[Any, ...]] = OrderedDict()  # a `Ghost` each; for looking up alone
         self._walk: list[tuple[Any, ...]] = []  # see `evicted`
         self._names: list[Sequence[int]] = []  # the contents of each of these
         self._evicted_tokens = 0
         self._last_order = 0  # UnitMeta.order of the unit that was missed last
 
     def __len__(self) -> int:
-        return len(self._ghosts)
-
-    def __contains__(self, content_key: object) -> bool:
-        return content_key in self._ghosts
+        return len(self.contents)
 
     def succeed(self, before: Ghosts) -> None:
         """Remember what another index's memory does, and count on from there."""
         for name in ("fault", "reused", "reused_tokens", "age_s", "hits", "away_s", "away_requests", "misses"):
             setattr(self, name, getattr(before, name))
-        self._ghosts, self._evicted_tokens = before._ghosts, before._evicted_tokens
+        self.contents, self._evicted_tokens = before.contents, before._evicted_tokens
         self._last_order = before._last_order
 
     # -- what the index tells --
@@ -124,7 +121,7 @@ class Ghosts:
         try:
             meta.birth_s = self.now_s()
             self.found_tokens = 0
-            if meta.content_key in self._ghosts:
+            if meta.content_key in self.contents:
                 self.found_tokens = found = self.asked(meta, meta.content_key)
                 for key in following if found else ():
                     if not (found := self.asked(meta, key, self.found_tokens)):
@@ -136,7 +133,7 @@ class Ghosts:
     def asked(self, meta: Any, content_key: int, start_tokens: int = 0) -> int:
         """A unit that is new begins, ``start_tokens`` after its beginning, with this content: how many tokens of that
         had been evicted, 0 for none. For units that grew together again of several."""
-        found = self._ghosts.pop(content_key, None)
+        found = self.contents.pop(content_key, None)
         if found is None:
             return 0
         ghost = Ghost(*found)
@@ -188,7 +185,7 @@ class Ghosts:
 
     def _keep(self) -> None:
         """Make ghosts of the walk's victims. In one piece: it runs for every one of them."""
-        ghosts, evicted_tokens, seq, now_s = self._ghosts, self._evicted_tokens, self._clock.request_seq, self.now_s()
+        ghosts, evicted_tokens, seq, now_s = self.contents, self._evicted_tokens, self._clock.request_seq, self.now_s()
         unhit, add_age, cutoff = 0, self.age_s.add, self._walk[-1][5]
         for keys, (rule, tokens, units, hits, touch_seq, score, birth_s) in zip(self._names, self._walk, strict=True):
             add_age(now_s - birth_s, units)
@@ -209,7 +206,7 @@ class Ghosts:
 
     def clear(self) -> None:
         """The cache was emptied: what comes back now was not evicted by the policy."""
-        self._ghosts.clear()
+        self.contents.clear()
         self._walk.clear()
         self._names.clear()
 
