@@ -27,7 +27,7 @@ from kvpolicy.eviction.sample import SampledOrder
 __all__ = ["Adaptive"]
 
 #: Contents that a shadow holds at most; with more, half of the sample is dropped.
-_SHADOW_CONTENTS = 2048
+_SHADOW_CONTENTS = 1024
 #: The window of the duel, in sizes of a shadow: what was asked for is halved when it is that much.
 _WINDOW = 16
 #: How far ahead the other one must be, as a share of the tokens asked for.
