@@ -97,7 +97,7 @@ def observed(policy: Policy, compiled: CompiledEviction) -> tuple[CompiledEvicti
             rules.append(replace(rule, refuses=_noting(rule.refuses, reach.match, inner)))
         else:
             inner = [(c, _truth(c.text)) for c in _conditions(text.match)]
-            rules.append(replace(rule, match=_noting(rule.match, reach.match, inner)))
+            rules.append(replace(rule, match=_noting(rule.match, reach.match, inner), needs_hits=False))
         reach.conditions = [condition for condition, _ in inner]
     rules += compiled.rules[len(written) :]  # what hints protect, which no condition decides
     score = compiled.score
