@@ -11,6 +11,7 @@ messages every rank holds the same new index.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from kvpolicy.eviction.base import RequestInfo, UnitMeta
@@ -82,7 +83,8 @@ class Preparation:
             built.continue_numbers(before.inner if isinstance(before, TwinIndex) else before)
         self._twins = self.index.twins if isinstance(self.index, TwinIndex) else None
         self.index.divider = before.divider
-        self._walk: Iterator[Any] | None = population.units()
+        self._cut: list[Any] = []  # made since the walk began of units that it had not come to
+        self._walk: Iterator[Any] | None = chain(population.units(), self._cut)
         self._gone: dict[Any, None] = {}  # since the walk began: it may come to them, or they were not offered yet
         self._adopted: list[Any] = []  # in the last slice, to be offered for eviction in the next
         self._kept_rules = self._rules_that_stay()
@@ -146,6 +148,19 @@ class Preparation:
             self._adopt_path(unit)
             self.index.touch(unit, request)
 
+    def split(self, upper: Any, lower: Any, upper_tokens: int) -> None:
+        self.index.split(upper, lower, upper_tokens)
+        self._remember(upper)
+
+    def divide(self, upper: Any, lower: Any, units: int, content_key: int | None) -> None:
+        self.index.divide(upper, lower, units, content_key)
+        self._remember(upper)
+
+    def _remember(self, upper: Any) -> None:
+        """The walk may not know of it, and ``lower``, whose path it is on, may go before the walk comes to that."""
+        if self._twins is not None and self._walk is not None and upper not in self._twins:
+            self._cut.append(upper)
+
     def trim(self, unit: Any, units: int, content_key: int | None) -> None:
         """The deciding index took the end of a run, which is still evictable, and under another key."""
         is_offered = unit in self.index
@@ -164,6 +179,7 @@ class Preparation:
         self.index.reset(pool_tokens)
         self._gone.clear()
         self._adopted.clear()
+        self._cut.clear()
         if self._walk is not None:
             self._finish()
 
@@ -338,14 +354,14 @@ class Both:
         try:
             self.before.split(upper, lower, upper_tokens)
         finally:
-            self._tell(self.preparation.index.split, upper, lower, upper_tokens)
+            self._tell(self.preparation.split, upper, lower, upper_tokens)
 
     def divide(self, upper: Any, lower: Any, units: int, content_key: int | None = None) -> None:
         self._divided.append(upper)
         try:
             self.before.divide(upper, lower, units, content_key)
         finally:
-            self._tell(self.preparation.index.divide, upper, lower, units, content_key)
+            self._tell(self.preparation.divide, upper, lower, units, content_key)
 
     def trim(self, unit: Any, units: int, content_key: int | None = None) -> None:
         try:

@@ -250,6 +250,29 @@ def test_hits_between_two_slices_count(is_missed: bool, monkeypatch: pytest.Monk
     assert (victims(tree, preparation.index) == victims(tree, at_once)) != is_missed
 
 
+@pytest.mark.parametrize("is_missed", [False, True])
+def test_what_was_cut_before_its_turn_comes_in(is_missed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk knows of the lower half alone, and that is gone when it comes to it."""
+    if is_missed:
+        monkeypatch.setattr(Preparation, "_remember", lambda self, upper: None)
+    tree = grown(POLICIES["lru"], 10)
+    before = tree.index
+    preparation = Preparation(POLICIES["hits"], before, TreeUnits(tree))
+    tree.index = Both(before, preparation, lambda: None)  # type: ignore[assignment]
+    preparation.step(2)
+    lower = tree.next_victims()[0]
+    assert lower not in preparation.index.twins
+    upper = tree.split(lower, 1)
+    while lower in tree.nodes:
+        tree.evict(1)
+    assert upper in tree.nodes
+    while preparation.step(3):
+        pass
+    assert preparation.fault is None
+    assert (set(preparation.index.twins) == set(tree.nodes)) != is_missed
+    assert (len(preparation.index) == len(tree.evictable())) != is_missed
+
+
 def grown(policy: CompiledEviction, units: int = 40) -> Tree:
     tree = Tree(policy.make_index(10_000))
     for at in range(units):

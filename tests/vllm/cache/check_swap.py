@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from driver import Driver, random_run
+from kvpolicy_vllm import cache_guard
 from kvpolicy_vllm.cache_live import PoolSeat
 
 from kvpolicy.live.swap import Candidate, LiveSwap
@@ -56,8 +57,12 @@ def check_a_swap_under_load(first: int, second: int) -> None:
     assert set(driver.active.fallbacks) <= {"lost"}
 
 
+@pytest.mark.parametrize("ahead_share", [0, 1 / 8])
 @pytest.mark.parametrize(("first", "second"), itertools.permutations(range(len(ORDERS)), 2))
-def check_a_swap_while_requests_come_and_go(first: int, second: int) -> None:
+def check_a_swap_while_requests_come_and_go(
+    first: int, second: int, ahead_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_guard, "AHEAD_SHARE", ahead_share)  # of need, which else only large pools are evicted
     driver = Driver(40, ORDERS[first])
     random_run(driver, 1, 120)
     seeds = itertools.count(100)
