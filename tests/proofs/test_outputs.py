@@ -91,10 +91,10 @@ def test_outputs_equal_stock(in_engine: Callable[..., list[Any]], page: int) -> 
 
 
 def test_the_detectors_detect(in_engine: Callable[..., list[Any]]) -> None:
-    """One slot of the shared prefix gets another's keys and values before request 4; a page is lost before the last."""
+    """One page of the shared prefix gets a slot's keys and values before request 4; a page is lost before the last."""
     sound = STOCK[16] if 16 in STOCK else in_engine(16, [])[0]
     warn_only = dict.fromkeys(STRICT, "0")
-    broken = in_engine(16, [], PROOF_FAULTS=f"wrong-slot@4,lost-slot@{len(sound['text'])}", **warn_only)[0]
+    broken = in_engine(16, [], PROOF_FAULTS=f"wrong-page@4,lost-slot@{len(sound['text'])}", **warn_only)[0]
     assert broken["cached"] == sound["cached"]
     assert broken["logprobs"][:3] == sound["logprobs"][:3]
     assert broken["logprobs"][3] != sound["logprobs"][3]

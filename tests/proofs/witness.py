@@ -4,10 +4,10 @@ Looking: each `/server_info` (or `Engine.get_server_info`) gets a block `witness
 moment: free slots, the tree's nodes and slots, the books that do not balance, the index's own `check()`, and the victim
 digest after each eviction call. It works for stock too, which shows no kvpolicy block.
 
-Breaking: PROOF_FAULTS ("wrong-slot@4,lost-slot@14") injects faults at the arrival of those requests, counted from 1, so
+Breaking: PROOF_FAULTS ("wrong-page@4,lost-slot@14") injects faults at the arrival of those requests, counted from 1, so
 that each detector of these tests is seen to detect:
 
-    wrong-slot   one slot of a shared prefix gets the keys and values of another: what a slot that was freed
+    wrong-page   one page of a shared prefix gets the keys and values of another slot: what a page that was freed
                  too early and written again looks like
     lost-slot    one page is taken out of the allocator and forgotten
     order-ORDER  not a fault: the policy's allocator hands out in that order from now on
@@ -120,15 +120,17 @@ def free_slots(allocator: Any) -> set[int]:
 # -- breaking ---------------------------------------------------------------------------------------------------------
 
 
-def wrong_slot(scheduler: Any) -> None:
-    """Of the first prefix that several requests share; a slot in its middle, since all first tokens are alike."""
+def wrong_page(scheduler: Any) -> None:
+    """Of the first prefix that several requests share; a page in its middle, since all first tokens are alike."""
     nodes = nodes_of(scheduler.tree_cache)
     shared = next(node for node in nodes if node.children)
     other = next(node for node in nodes if node is not shared)
-    victim, source = slots_of(shared)[len(shared.key) // 2], slots_of(other)[1]
-    kv = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    slots, middle = slots_of(shared), len(shared.key) // 2
+    allocator = scheduler.token_to_kv_pool_allocator
+    victims = slots[middle : middle + allocator.page_size]
+    source, kv = slots_of(other)[1], allocator.get_kvcache()
     for buffer in (*kv.k_buffer, *kv.v_buffer):
-        buffer[victim] = buffer[source]
+        buffer[victims] = buffer[source].clone()
 
 
 def lost_slot(scheduler: Any) -> None:
@@ -175,7 +177,7 @@ def in_order(order: str) -> Any:
 
 FAULTS = {
     **{f"order-{order}": in_order(order) for order in ("fifo", "lifo", "address", "runs")},
-    "wrong-slot": wrong_slot,
+    "wrong-page": wrong_page,
     "lost-slot": lost_slot,
     "freed-twice": freed_twice,
     "padding-freed": padding_freed,
